@@ -1,1 +1,3 @@
-//! x
+//! Plimsoll runs untrusted code behind an isolation boundary that it proves before anything starts.
+
+pub mod evidence;
