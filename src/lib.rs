@@ -1,3 +1,6 @@
 //! Plimsoll runs untrusted code behind an isolation boundary that it proves before anything starts.
 
 pub mod evidence;
+
+pub mod backend;
+pub mod gate;

@@ -387,7 +387,9 @@ impl Fact {
                     format!("own namespaces: {}; shared with the host: {}", join(own), join(shared))
                 }
             }
-            Fact::Seccomp { threads, filtered } => format!("{filtered} of {threads} threads run behind a seccomp filter"),
+            Fact::Seccomp { threads, filtered } => {
+                format!("{filtered} of {threads} threads run behind a seccomp filter")
+            }
             Fact::NoNewPrivs { threads, set } => format!("{set} of {threads} threads have NoNewPrivs"),
             Fact::Capabilities { mask, own_user_namespace } => format!(
                 "capability mask {mask} in {}",
@@ -421,13 +423,18 @@ impl Fact {
                     Identity::Release { version } => format!("{path} is release {version} (sha256 {short}…)"),
                     Identity::Operator => format!("{path} is listed in the operator's policy (sha256 {short}…)"),
                     Identity::RootOwned => {
-                        format!("{path} is unlisted, but root-owned along a path that nobody else can write (sha256 {short}…)")
+                        format!(
+                            "{path} is unlisted, but root-owned along a path that nobody else can write (sha256 {short}…)"
+                        )
                     }
-                    Identity::Unidentified { reason } => format!("{path} is not identified: {reason} (sha256 {short}…)"),
+                    Identity::Unidentified { reason } => {
+                        format!("{path} is not identified: {reason} (sha256 {short}…)")
+                    }
                 }
             }
             Fact::Challenge { answered, micros, pid, stubs, strangers, .. } => {
-                let said = if *answered { format!("nonce answered in {micros} µs") } else { "nonce not answered".to_owned() };
+                let said =
+                    if *answered { format!("nonce answered in {micros} µs") } else { "nonce not answered".to_owned() };
                 let who = match stubs {
                     0 => format!("only pid {pid} holds the channel"),
                     n => format!("pid {pid} and {n} confined children of it hold the channel"),
@@ -447,7 +454,11 @@ impl Fact {
                 _ => format!("environment holds {} that it should not", leaked.join(", ")),
             },
             Fact::Entropy { source, fresh } => {
-                if *fresh { source.clone() } else { format!("{source}, which may repeat") }
+                if *fresh {
+                    source.clone()
+                } else {
+                    format!("{source}, which may repeat")
+                }
             }
             Fact::Configured { what, .. } => format!("configured, not proven: {what}"),
             Fact::Unreadable { what, .. } => format!("could not be read: {what}"),

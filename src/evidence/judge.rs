@@ -71,7 +71,15 @@ pub fn row(tier: Tier) -> &'static [ControlId] {
             &[Seccomp, Namespaces, NoNewPrivs, Capabilities, NonRoot, RootIsolated, Filesystem, Challenge]
         }
         Tier::Kernel => &[
-            GuestKernel, Seccomp, Namespaces, NoNewPrivs, Capabilities, NonRoot, RootIsolated, Filesystem, Challenge,
+            GuestKernel,
+            Seccomp,
+            Namespaces,
+            NoNewPrivs,
+            Capabilities,
+            NonRoot,
+            RootIsolated,
+            Filesystem,
+            Challenge,
             BinaryIdentity,
         ],
         Tier::Vm => &[Hypervisor, Seccomp, NoNewPrivs, Capabilities, NonRoot, Challenge, BinaryIdentity],
@@ -85,7 +93,11 @@ pub fn row(tier: Tier) -> &'static [ControlId] {
 ///
 /// # Errors
 /// A [`Refusal`] that names the floor and every unmet control.
-pub fn judge(floor: Tier, required: &BTreeSet<ControlId>, observations: &[Observation]) -> Result<Admission, Box<Refusal>> {
+pub fn judge(
+    floor: Tier,
+    required: &BTreeSet<ControlId>,
+    observations: &[Observation],
+) -> Result<Admission, Box<Refusal>> {
     let judgement = weigh(observations);
     let floor_missed = (judgement.tier < floor).then_some(floor);
     let unmet: Vec<_> = required
@@ -116,8 +128,7 @@ pub const fn satisfies(control: ControlId, status: Status) -> bool {
 /// Grades every control and derives the tier; decides nothing.
 #[must_use]
 pub fn weigh(observations: &[Observation]) -> Judgement {
-    let mut grades: BTreeMap<ControlId, Status> =
-        ControlId::ALL.iter().map(|&c| (c, grade(c, observations))).collect();
+    let mut grades: BTreeMap<ControlId, Status> = ControlId::ALL.iter().map(|&c| (c, grade(c, observations))).collect();
     let tier = tier(&grades, observations);
     // What an engine is follows from more than one fact, so these two are graded from the whole.
     grades.insert(ControlId::GuestKernel, engine_grade(EngineKind::Runsc, &grades, observations));

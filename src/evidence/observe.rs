@@ -109,10 +109,9 @@ impl Snapshot {
             Fact::Seccomp { threads: self.threads, filtered: self.filtered },
             Fact::NoNewPrivs { threads: self.threads, set: self.no_new_privs },
             match self.capabilities {
-                Some(mask) => Fact::Capabilities {
-                    mask: format!("{mask:016x}"),
-                    own_user_namespace: own_ns(Namespace::User),
-                },
+                Some(mask) => {
+                    Fact::Capabilities { mask: format!("{mask:016x}"), own_user_namespace: own_ns(Namespace::User) }
+                }
                 None => unreadable(ControlId::Capabilities, "capability sets", "absent"),
             },
             Fact::HostIds { uids: self.uids.clone(), gids: self.gids.clone(), groups: self.groups.clone() },
@@ -164,9 +163,8 @@ impl Snapshot {
         let (mut planned, mut unplanned) = (Vec::new(), Vec::new());
         for descriptor in descriptors.iter().filter(|d| !anonymous(d, &expected.channel)) {
             let mount = mounts.iter().chain(&expected.engine_mounts).find(|m| Some(m.id) == descriptor.mount);
-            let inside = mount.is_some_and(|m| {
-                m.read_only() && expected.planned_mounts.iter().any(|p| within(&m.point, p))
-            });
+            let inside =
+                mount.is_some_and(|m| m.read_only() && expected.planned_mounts.iter().any(|p| within(&m.point, p)));
             let list = if inside { &mut planned } else { &mut unplanned };
             list.push(descriptor.link.clone());
         }
@@ -197,13 +195,18 @@ impl Snapshot {
         compare(ControlId::NonRoot, "ids", ids(self), ids(later));
         let mask = |s: &Self| s.capabilities.map_or("unreadable".to_owned(), |m| format!("{m:016x}"));
         compare(ControlId::Capabilities, "capabilities", mask(self), mask(later));
-        let all = |part: u32, of: u32| if part == of { "every thread".to_owned() } else { format!("{part} of {of} threads") };
+        let all =
+            |part: u32, of: u32| if part == of { "every thread".to_owned() } else { format!("{part} of {of} threads") };
         compare(ControlId::Seccomp, "seccomp", all(self.filtered, self.threads), all(later.filtered, later.threads));
         let privs = |s: &Self| all(s.no_new_privs, s.threads);
         compare(ControlId::NoNewPrivs, "NoNewPrivs", privs(self), privs(later));
         compare(ControlId::RootIsolated, "root", id(&self.root), id(&later.root));
         let mounts = |s: &Self| match &s.mounts {
-            Ok(mounts) => mounts.iter().map(|m| format!("{} on {} {}", m.device, m.point, m.options)).collect::<Vec<_>>().join("; "),
+            Ok(mounts) => mounts
+                .iter()
+                .map(|m| format!("{} on {} {}", m.device, m.point, m.options))
+                .collect::<Vec<_>>()
+                .join("; "),
             Err(e) => format!("unreadable ({e})"),
         };
         compare(ControlId::RootIsolated, "mounts", mounts(self), mounts(later));
@@ -264,7 +267,8 @@ fn anonymous(descriptor: &Descriptor, channel: &[u64]) -> bool {
     inode.is_some_and(|n: u64| channel.contains(&n))
         || link.starts_with("pipe:[")
         || link.starts_with("socket:[")
-        || ["anon_inode:[eventfd]", "anon_inode:[eventpoll]", "anon_inode:[timerfd]", "anon_inode:[signalfd]"].contains(&link)
+        || ["anon_inode:[eventfd]", "anon_inode:[eventpoll]", "anon_inode:[timerfd]", "anon_inode:[signalfd]"]
+            .contains(&link)
         || link.starts_with("/memfd:")
         || (descriptor.number <= 2 && link == "/dev/null")
 }
@@ -330,7 +334,11 @@ impl Boundary {
         let tops: Vec<usize> = (0..all.len()).filter(|&i| !pids.contains(&all[i].parent)).collect();
         let &[top] = tops.as_slice() else {
             let who = tops.iter().map(|&i| all[i].process.pid().to_string()).collect::<Vec<_>>().join(", ");
-            let why = if who.is_empty() { "nobody holds the channel".to_owned() } else { format!("pids {who} hold the channel") };
+            let why = if who.is_empty() {
+                "nobody holds the channel".to_owned()
+            } else {
+                format!("pids {who} hold the channel")
+            };
             return Err(io::Error::other(why));
         };
         let process = all.swap_remove(top).process;

@@ -1,0 +1,235 @@
+//! The runner's end of the channel into a boundary.
+//!
+//! Everything read here is guest-origin and hostile. A frame is bounded before it is read; the conversation is a small
+//! state machine that ends at the first message out of order, at the deadline, on cancellation, or when the other end
+//! closes. [`Channel::converse`] is the only place that reads guest messages after dispatch.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use plimsoll_guest::{
+    Dispatch, FrameError, FromGuest, GuestResult, MAX_FROM_GUEST, PROTOCOL, ToGuest, decode, encode, frame_length,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+
+use super::output::Output;
+
+/// A signal that asked the whole run to stop; `None` while nobody did. Shared by all steps.
+pub type Cancel = watch::Receiver<Option<CancelSignal>>;
+
+/// Which signal cancelled the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelSignal {
+    /// Ctrl-C, or the first signal of a cancelled CI job.
+    Interrupt,
+    /// Termination.
+    Terminate,
+}
+
+/// Both directions of the channel.
+pub struct Channel {
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
+    inodes: Vec<u64>,
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Channel").field("inodes", &self.inodes).finish_non_exhaustive()
+    }
+}
+
+/// The answer to a challenge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// From question to answer.
+    pub took: Duration,
+    /// Kernel release that the inside sees; guest-origin text.
+    pub kernel: String,
+    /// Boot id that the inside sees; guest-origin text.
+    pub boot_id: String,
+}
+
+/// Why a challenge failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChallengeError {
+    /// No answer in time.
+    #[error("no answer to the challenge within {0:?}")]
+    Silent(Duration),
+    /// Something else than the answer came.
+    #[error("the answer to the challenge was wrong: {0}")]
+    Wrong(&'static str),
+    /// The channel failed.
+    #[error("the channel failed during the challenge: {0}")]
+    Channel(FrameError),
+}
+
+/// How a dispatched run ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// The guest told its result and waits.
+    Result(GuestResult),
+    /// The deadline passed; the boundary still stands.
+    Deadline,
+    /// The run was cancelled; the boundary still stands.
+    Cancelled(CancelSignal),
+    /// The boundary closed its channel without a result: it ended by itself.
+    Gone,
+    /// The guest broke the protocol.
+    Protocol(String),
+}
+
+/// What came of a dispatch.
+#[derive(Debug)]
+pub struct Outcome {
+    /// How it ended.
+    pub ended: Ended,
+    /// From dispatch to the end.
+    pub took: Duration,
+}
+
+impl Channel {
+    /// A channel over two pipes or the halves of a socket. `inodes` identify it in other processes' descriptor lists.
+    pub fn new(
+        reader: impl AsyncRead + Send + Unpin + 'static,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+        inodes: Vec<u64>,
+    ) -> Self {
+        Self { reader: Box::new(reader), writer: Box::new(writer), inodes }
+    }
+
+    /// Two pipes: the runner's ends as a channel, and the guest's ends (its input, its output), which are not inherited
+    /// unless handed on.
+    ///
+    /// # Errors
+    /// If pipes cannot be made.
+    pub fn pipes() -> io::Result<(Self, io::PipeReader, io::PipeWriter)> {
+        let (guest_in, to_guest) = io::pipe()?;
+        let (from_guest, guest_out) = io::pipe()?;
+        let inode = |fd: std::os::fd::BorrowedFd<'_>| rustix::fs::fstat(fd).map(|s| s.st_ino);
+        use std::os::fd::{AsFd, OwnedFd};
+        let inodes = vec![inode(to_guest.as_fd())?, inode(from_guest.as_fd())?];
+        // Larger pipes move a module or a flood of output in fewer turns; the default serves where this is refused.
+        for fd in [to_guest.as_fd(), from_guest.as_fd()] {
+            let _ = rustix::pipe::fcntl_setpipe_size(fd, 1024 * 1024);
+        }
+        let reader = tokio::net::unix::pipe::Receiver::from_owned_fd(OwnedFd::from(from_guest))?;
+        let writer = tokio::net::unix::pipe::Sender::from_owned_fd(OwnedFd::from(to_guest))?;
+        Ok((Self::new(reader, writer, inodes), guest_in, guest_out))
+    }
+
+    /// Inodes of the channel's pipes or sockets.
+    #[must_use]
+    pub fn inodes(&self) -> &[u64] {
+        &self.inodes
+    }
+
+    /// Sends one message.
+    ///
+    /// # Errors
+    /// If the other end is gone.
+    pub async fn send(&mut self, message: &ToGuest) -> Result<(), FrameError> {
+        let frame = encode(message)?;
+        self.writer.write_all(&frame).await.map_err(FrameError::Io)?;
+        self.writer.flush().await.map_err(FrameError::Io)
+    }
+
+    /// Reads one message. Not cancellation safe: after a dropped call the channel is out of step, so whoever drops it
+    /// must not read again.
+    async fn receive(&mut self) -> Result<FromGuest, FrameError> {
+        let mut header = [0u8; 4];
+        match self.reader.read(&mut header[..1]).await {
+            Ok(0) => return Err(FrameError::Closed),
+            Ok(_) => {}
+            Err(e) => return Err(FrameError::Io(e)),
+        }
+        self.reader.read_exact(&mut header[1..]).await.map_err(FrameError::Io)?;
+        let mut body = vec![0u8; frame_length(header, MAX_FROM_GUEST)?];
+        self.reader.read_exact(&mut body).await.map_err(FrameError::Io)?;
+        decode(&body)
+    }
+
+    /// Sends a fresh nonce and waits for the same one.
+    ///
+    /// # Errors
+    /// If nothing or something else comes within `patience`.
+    pub async fn challenge(&mut self, patience: Duration) -> Result<Answer, ChallengeError> {
+        let mut nonce = [0u8; 32];
+        getrandom::fill(&mut nonce).map_err(|_| ChallengeError::Wrong("the host has no randomness for a nonce"))?;
+        let asked = Instant::now();
+        let exchange = async {
+            self.send(&ToGuest::Challenge { nonce }).await?;
+            self.receive().await
+        };
+        match tokio::time::timeout(patience, exchange).await {
+            Err(_) => Err(ChallengeError::Silent(patience)),
+            Ok(Err(e)) => Err(ChallengeError::Channel(e)),
+            Ok(Ok(FromGuest::Answer { protocol, nonce: said, kernel, boot_id })) => {
+                if protocol != PROTOCOL {
+                    Err(ChallengeError::Wrong("another protocol version"))
+                } else if said != nonce {
+                    Err(ChallengeError::Wrong("another nonce"))
+                } else {
+                    Ok(Answer { took: asked.elapsed(), kernel, boot_id })
+                }
+            }
+            Ok(Ok(_)) => Err(ChallengeError::Wrong("another message")),
+        }
+    }
+
+    /// Dispatches and listens until the run ends one way or another. `compiled` receives compiled code for the cache.
+    pub async fn converse(
+        &mut self,
+        dispatch: Dispatch,
+        output: &mut Output,
+        deadline: Duration,
+        cancel: &mut Cancel,
+        mut compiled: impl FnMut(&[u8], bool),
+    ) -> Outcome {
+        let began = Instant::now();
+        let listen = async {
+            if let Err(e) = self.send(&ToGuest::Dispatch(Box::new(dispatch))).await {
+                return match e {
+                    FrameError::Io(e) if e.kind() == io::ErrorKind::BrokenPipe => Ended::Gone,
+                    e => Ended::Protocol(e.to_string()),
+                };
+            }
+            loop {
+                match self.receive().await {
+                    Ok(FromGuest::Output { stream, bytes }) => output.stream(stream, &bytes),
+                    Ok(FromGuest::FileBegin { path, bytes }) => output.file_begin(&path, bytes),
+                    Ok(FromGuest::FileData(bytes)) => output.file_data(&bytes),
+                    Ok(FromGuest::FileEnd) => output.file_end(),
+                    Ok(FromGuest::Notice(text)) => output.notice(text),
+                    Ok(FromGuest::Compiled { bytes, last }) => compiled(&bytes, last),
+                    Ok(FromGuest::Result(result)) => return Ended::Result(result),
+                    Ok(FromGuest::Answer { .. }) => return Ended::Protocol("an answer nobody asked for".to_owned()),
+                    Err(FrameError::Closed) => return Ended::Gone,
+                    Err(FrameError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => return Ended::Gone,
+                    Err(e) => return Ended::Protocol(e.to_string()),
+                }
+            }
+        };
+        let ended = tokio::select! {
+            ended = listen => ended,
+            () = tokio::time::sleep(deadline) => Ended::Deadline,
+            signal = cancelled(cancel) => Ended::Cancelled(signal),
+        };
+        Outcome { ended, took: began.elapsed() }
+    }
+
+    /// Lets the guest end itself. It may be gone already.
+    pub async fn release(&mut self) {
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.send(&ToGuest::Release)).await;
+    }
+}
+
+/// Resolves when the run is cancelled.
+pub async fn cancelled(cancel: &mut Cancel) -> CancelSignal {
+    match cancel.wait_for(Option::is_some).await.map(|signal| *signal) {
+        Ok(Some(signal)) => signal,
+        // The sender is gone without a signal: nobody can cancel any more.
+        _ => std::future::pending().await,
+    }
+}

@@ -1,0 +1,286 @@
+//! Backends: the engines that a boundary is built with.
+//!
+//! The set is closed, so a [`Sandbox`] is an enum. Each backend answers the calls of [`crate::gate`], which is the only
+//! caller:
+//!
+//! * [`Sandbox::prepare`] builds the whole boundary, with nothing of the guest's in it running or parsed: an agent (or
+//!   the WebAssembly worker) waits on the [`Channel`].
+//! * [`Sandbox::observe`] looks at it from the host, once the agent has answered a challenge, and again at the end.
+//! * [`Sandbox::dispatch`] takes an [`Admission`] and sends the one message that starts the guest's code.
+//! * [`Sandbox::usage`] reads what the host measured, before anything is torn down.
+//! * [`Sandbox::teardown`] ends everything and looks at what is left. `Drop` only kills.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use plimsoll_guest::{Dispatch, Filesystem};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::evidence::{Admission, Observation};
+
+use self::channel::Cancel;
+use self::gvisor::Gvisor;
+use self::wasm::Wasm;
+
+pub mod channel;
+pub mod gvisor;
+pub mod output;
+pub mod wasm;
+
+pub use channel::{Answer, Channel, Ended, Outcome};
+pub use output::Output;
+
+/// The engines, strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendKind {
+    /// A microVM of its own for each step.
+    Firecracker,
+    /// A gVisor container.
+    Gvisor,
+    /// wasmtime in a worker process that jails itself.
+    Wasm,
+}
+
+impl BackendKind {
+    /// The name used in step files and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Firecracker => "firecracker",
+            Self::Gvisor => "gvisor",
+            Self::Wasm => "wasm",
+        }
+    }
+}
+
+impl std::fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What a boundary is built to. Made from a validated step, the policy and the host's probes; holds no guest bytes.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Fresh name of this boundary: `[a-z0-9-]`, at most 32 characters.
+    pub id: String,
+    /// A private directory (0700) for this boundary, removed by the caller after teardown.
+    pub scratch: PathBuf,
+    /// Limits to enforce.
+    pub bounds: Bounds,
+    /// The unpacked artifact, shown at `/workspace`; the host's copy never changes.
+    pub workspace: Option<PathBuf>,
+    /// Root file system, where the backend has one.
+    pub rootfs: Option<PathBuf>,
+    /// Further read-only mounts: host path and where it appears.
+    pub mounts: Vec<(PathBuf, String)>,
+    /// What a WebAssembly program sees of the workspace.
+    pub filesystem: Filesystem,
+    /// Same result on every run (WebAssembly).
+    pub deterministic: bool,
+    /// Engine executables and digests.
+    pub engines: Engines,
+}
+
+/// Limits, each in the unit the host enforces it in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of memory for the guest's code.
+    pub memory_bytes: u64,
+    /// Thousandths of a CPU.
+    pub cpu_millis: u64,
+    /// Processes and threads of the guest's code.
+    pub pids: u64,
+    /// Bytes that the workspace may grow by.
+    pub disk_bytes: u64,
+    /// Bytes kept per output stream.
+    pub output_bytes: u64,
+    /// Time from dispatch to the kill.
+    pub deadline: Duration,
+}
+
+/// Where engines are and which digests the operator trusts.
+#[derive(Debug, Clone, Default)]
+pub struct Engines {
+    /// `runsc` from a flag or the environment; otherwise it is looked for in `PATH`.
+    pub runsc: Option<PathBuf>,
+    /// gVisor platform, if one was asked for: `systrap`, `ptrace`, `kvm`.
+    pub platform: Option<String>,
+    /// SHA-256 digests (lowercase hex) from the operator's policy.
+    pub trusted: BTreeSet<String>,
+}
+
+/// When an observation is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// After the challenge was answered, before dispatch.
+    Before,
+    /// After the result, or before a kill at the deadline.
+    After,
+}
+
+/// What the engine is, for the report. Labels, not evidence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EngineRecord {
+    /// Backend's name.
+    pub name: String,
+    /// Version the engine prints or was built with.
+    pub engine_version: String,
+    /// Executables used.
+    pub binaries: Vec<BinaryRecord>,
+    /// Settings worth knowing later, such as the gVisor platform.
+    pub settings: std::collections::BTreeMap<String, String>,
+}
+
+/// One executable of an engine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct BinaryRecord {
+    /// Path it was opened by.
+    pub path: String,
+    /// Version it prints.
+    pub version: String,
+    /// SHA-256, lowercase hex.
+    pub sha256: String,
+}
+
+/// What the host measured of a boundary.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time of the whole boundary, milliseconds.
+    pub cpu_ms: Option<u64>,
+    /// Peak memory of the whole boundary, bytes.
+    pub peak_memory_bytes: Option<u64>,
+    /// Memory that the boundary itself costs, bytes: resident before dispatch.
+    pub boundary_memory_bytes: Option<u64>,
+}
+
+/// Why a boundary could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// This host cannot run the backend.
+    #[error("{backend} is not available on this host: {blocker}")]
+    Unavailable {
+        /// The backend.
+        backend: BackendKind,
+        /// What stands in the way.
+        blocker: String,
+        /// What to do about it, one line.
+        help: String,
+    },
+    /// The image cannot be used.
+    #[error("image {reference} cannot be used: {reason}")]
+    Image {
+        /// As the step names it.
+        reference: String,
+        /// Why.
+        reason: String,
+    },
+    /// Anything else.
+    #[error("failed to {action}")]
+    Io {
+        /// What was being done, with its path.
+        action: String,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl PrepareError {
+    /// An I/O failure while doing `action`, for `map_err`.
+    pub fn io(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+}
+
+/// A prepared boundary of one of the backends.
+#[derive(Debug)]
+pub enum Sandbox {
+    /// WebAssembly.
+    Wasm(Box<Wasm>),
+    /// gVisor.
+    Gvisor(Box<Gvisor>),
+}
+
+impl Sandbox {
+    /// Builds the boundary; when it returns, an agent waits in it and nothing of the guest's has been touched.
+    ///
+    /// # Errors
+    /// As [`PrepareError`] says; nothing is left behind.
+    pub async fn prepare(backend: BackendKind, plan: &Plan) -> Result<Self, PrepareError> {
+        match backend {
+            BackendKind::Wasm => Wasm::prepare(plan).await.map(|s| Self::Wasm(Box::new(s))),
+            BackendKind::Gvisor => Gvisor::prepare(plan).await.map(|s| Self::Gvisor(Box::new(s))),
+            BackendKind::Firecracker => Err(PrepareError::Unavailable {
+                backend,
+                blocker: "this build of plimsoll has no microVM backend yet".to_owned(),
+                help: "use `backend: gvisor`, or a later release".to_owned(),
+            }),
+        }
+    }
+
+    /// The channel into the boundary.
+    pub fn channel(&mut self) -> &mut Channel {
+        match self {
+            Self::Wasm(s) => s.channel(),
+            Self::Gvisor(s) => s.channel(),
+        }
+    }
+
+    /// Looks at the boundary from the host. Before dispatch, `answered` is the time that the challenge took; after the
+    /// run, the observations are the differences from the first look (none is good).
+    ///
+    /// # Errors
+    /// If the boundary ended or cannot be found.
+    pub fn observe(&mut self, phase: Phase, answered: Option<Duration>) -> std::io::Result<Vec<Observation>> {
+        match self {
+            Self::Wasm(s) => s.observe(phase, answered),
+            Self::Gvisor(s) => s.observe(phase, answered),
+        }
+    }
+
+    /// Sends the one message that starts the guest's code, and listens until it ends, the deadline passes or the run
+    /// is cancelled. Output is written as it comes.
+    pub async fn dispatch(
+        &mut self,
+        admission: Admission,
+        dispatch: Dispatch,
+        output: &mut Output,
+        deadline: Duration,
+        cancel: &mut Cancel,
+    ) -> Outcome {
+        match self {
+            Self::Wasm(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
+            Self::Gvisor(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
+        }
+    }
+
+    /// What the host measured so far.
+    pub fn usage(&mut self) -> Usage {
+        match self {
+            Self::Wasm(s) => s.usage(),
+            Self::Gvisor(s) => s.usage(),
+        }
+    }
+
+    /// What the engine is.
+    #[must_use]
+    pub fn engine(&self) -> EngineRecord {
+        match self {
+            Self::Wasm(s) => s.engine(),
+            Self::Gvisor(s) => s.engine(),
+        }
+    }
+
+    /// Ends every process of the boundary, removes what it made, and says what it looked for and found.
+    pub async fn teardown(self) -> Vec<Observation> {
+        match self {
+            Self::Wasm(s) => s.teardown().await,
+            Self::Gvisor(s) => s.teardown().await,
+        }
+    }
+}
