@@ -3,4 +3,7 @@
 pub mod evidence;
 
 pub mod backend;
+pub mod exit;
 pub mod gate;
+pub mod report;
+pub mod run;
