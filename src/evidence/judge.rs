@@ -210,3 +210,225 @@ fn tier(grades: &BTreeMap<ControlId, Status>, observations: &[Observation]) -> T
     };
     Tier::ALL.into_iter().rev().find(|&tier| holds(tier)).unwrap_or(Tier::Process)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identified(engine: EngineKind, identity: Identity) -> Fact {
+        Fact::Executable { engine, path: "/usr/bin/engine".into(), sha256: "ab".repeat(32), identity }
+    }
+
+    fn release() -> Identity {
+        Identity::Release { version: "1".into() }
+    }
+
+    /// Facts of a boundary in perfect order, but for the engine.
+    fn confined() -> Vec<Fact> {
+        vec![
+            Fact::Namespaces { own: Namespace::ALL.into(), shared: BTreeSet::new() },
+            Fact::Seccomp { threads: 3, filtered: 3 },
+            Fact::NoNewPrivs { threads: 3, set: 3 },
+            Fact::Capabilities { mask: "0000000000000000".into(), own_user_namespace: true },
+            Fact::HostIds { uids: vec![7; 4], gids: vec![7; 4], groups: vec![] },
+            Fact::Root { root: "9:2".into(), host_root: "8:2".into(), mounts: 2, foreign: vec![] },
+            Fact::Descriptors { total: 4, planned: vec![], unplanned: vec![] },
+            Fact::Interfaces { names: vec!["lo".into()], own_namespace: true },
+            Fact::Environment { names: vec![], leaked: vec![] },
+            Fact::Challenge { answered: true, micros: 9, pid: 2, start_time: 1, stubs: 0, strangers: vec![] },
+            Fact::Limit { control: ControlId::TimeLimit, wanted: 5, read: Some(5), place: "timer".into() },
+            Fact::Limit { control: ControlId::OutputLimit, wanted: 5, read: Some(5), place: "writer".into() },
+        ]
+    }
+
+    fn with(extra: impl IntoIterator<Item = Fact>) -> Vec<Observation> {
+        confined().into_iter().chain(extra).map(Observation::host).collect()
+    }
+
+    /// The same, with the one fact of that kind replaced.
+    fn but(changed: Fact, extra: impl IntoIterator<Item = Fact>) -> Vec<Observation> {
+        let same = |o: &Observation| std::mem::discriminant(&o.fact) == std::mem::discriminant(&changed);
+        let mut all: Vec<_> = with(extra).into_iter().filter(|o| !same(o)).collect();
+        all.push(Observation::host(changed));
+        all
+    }
+
+    fn runsc() -> Fact {
+        identified(EngineKind::Runsc, release())
+    }
+
+    fn vmm() -> [Fact; 2] {
+        [identified(EngineKind::Firecracker, release()), Fact::Kvm { vms: 1, vcpus: 1, guest_time: 4 }]
+    }
+
+    #[test]
+    fn each_tier_is_proven_by_its_own_row() {
+        assert_eq!(weigh(&[]).tier, Tier::Process);
+        assert_eq!(weigh(&with([])).tier, Tier::Container);
+        assert_eq!(weigh(&with([runsc()])).tier, Tier::Kernel);
+        assert_eq!(weigh(&with(vmm())).tier, Tier::Vm);
+    }
+
+    /// One broken fact at a time; what is left is proven by the facts, whatever the engine is called.
+    #[test]
+    fn one_missing_fact_lowers_the_tier() {
+        let shared = |kind| Fact::Namespaces {
+            own: Namespace::ALL.into_iter().filter(|&n| n != kind).collect(),
+            shared: BTreeSet::from([kind]),
+        };
+        let fd = |planned: &[&str], unplanned: &[&str]| Fact::Descriptors {
+            total: 5,
+            planned: planned.iter().map(|&s| s.into()).collect(),
+            unplanned: unplanned.iter().map(|&s| s.into()).collect(),
+        };
+        let ids = |uids: Vec<u32>, groups| Fact::HostIds { uids, gids: vec![7; 4], groups };
+        let challenge = |answered, strangers| Fact::Challenge {
+            answered,
+            micros: 1,
+            pid: 2,
+            start_time: 1,
+            stubs: 3,
+            strangers,
+        };
+        use Tier::{Container, Kernel, Process, Vm};
+        let table: Vec<(&str, Fact, [Tier; 3])> = vec![
+            // fact, and the tier for: worker, runsc, VMM
+            ("shared pid", shared(Namespace::Pid), [Process, Kernel, Vm]),
+            ("shared user", shared(Namespace::User), [Process, Process, Vm]),
+            ("shared net", shared(Namespace::Net), [Process, Process, Vm]),
+            ("a thread without filter", Fact::Seccomp { threads: 3, filtered: 2 }, [Process; 3]),
+            ("no thread seen", Fact::Seccomp { threads: 0, filtered: 0 }, [Process; 3]),
+            ("a thread without NoNewPrivs", Fact::NoNewPrivs { threads: 3, set: 2 }, [Process; 3]),
+            (
+                "a capability in the host's user namespace",
+                Fact::Capabilities { mask: "0000000000000001".into(), own_user_namespace: false },
+                [Process; 3],
+            ),
+            (
+                "a capability in its own user namespace",
+                Fact::Capabilities { mask: "0000000000000001".into(), own_user_namespace: true },
+                [Container, Kernel, Vm],
+            ),
+            ("host uid 0", ids(vec![0; 4], vec![]), [Process; 3]),
+            ("saved uid 0", ids(vec![7, 7, 0, 7], vec![]), [Process; 3]),
+            ("no ids seen", ids(vec![], vec![]), [Process; 3]),
+            (
+                "the host's root",
+                Fact::Root { root: "8:2".into(), host_root: "8:2".into(), mounts: 2, foreign: vec![] },
+                [Process, Process, Vm],
+            ),
+            (
+                "a foreign mount",
+                Fact::Root { root: "9:2".into(), host_root: "8:2".into(), mounts: 2, foreign: vec!["/h".into()] },
+                [Process, Process, Vm],
+            ),
+            ("a descriptor in a planned mount", fd(&["/usr"], &[]), [Container, Kernel, Vm]),
+            ("an unplanned descriptor", fd(&["/usr"], &["/etc"]), [Process, Process, Vm]),
+            ("no answer", challenge(false, vec![]), [Process; 3]),
+            ("a stranger on the channel", challenge(true, vec!["9 (?)".into()]), [Process; 3]),
+        ];
+        for (what, fact, [worker, kernel, vm]) in table {
+            assert_eq!(weigh(&but(fact.clone(), [])).tier, worker, "worker: {what}");
+            assert_eq!(weigh(&but(fact.clone(), [runsc()])).tier, kernel, "runsc: {what}");
+            assert_eq!(weigh(&but(fact, vmm())).tier, vm, "VMM: {what}");
+        }
+    }
+
+    #[test]
+    fn an_engine_that_is_not_identified_proves_no_more_than_a_process() {
+        for engine in [EngineKind::Runsc, EngineKind::Firecracker] {
+            let unknown = identified(engine, Identity::Unidentified { reason: "writable by others".into() });
+            let kvm = Fact::Kvm { vms: 1, vcpus: 1, guest_time: 4 };
+            assert_eq!(weigh(&with([unknown, kvm])).tier, Tier::Process, "{engine:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_right_engine_counts_for_a_tier() {
+        let kvm = Fact::Kvm { vms: 1, vcpus: 1, guest_time: 4 };
+        assert_eq!(weigh(&with([runsc(), kvm.clone()])).tier, Tier::Kernel);
+        assert_eq!(weigh(&with([identified(EngineKind::Worker, release()), kvm])).tier, Tier::Container);
+        assert_eq!(weigh(&with([identified(EngineKind::Firecracker, release())])).tier, Tier::Container);
+        let idle = Fact::Kvm { vms: 1, vcpus: 1, guest_time: 0 };
+        assert_eq!(weigh(&with([identified(EngineKind::Firecracker, release()), idle])).tier, Tier::Container);
+    }
+
+    #[test]
+    fn a_root_owned_engine_is_partial_and_enough() {
+        let seen = with([identified(EngineKind::Runsc, Identity::RootOwned)]);
+        let judgement = weigh(&seen);
+        assert_eq!(judgement.tier, Tier::Kernel);
+        assert_eq!(judgement.grades[&ControlId::BinaryIdentity], Status::Partial);
+        assert!(judge(Tier::Kernel, &BTreeSet::from([ControlId::BinaryIdentity]), &seen).is_ok());
+    }
+
+    #[test]
+    fn the_guest_can_lower_a_grade_and_never_raise_one() {
+        let mut seen = with([]);
+        seen.push(Observation::guest(Fact::Denied { control: ControlId::Seccomp, what: "none".into() }));
+        assert_eq!(weigh(&seen).tier, Tier::Process);
+
+        let boast = confined().into_iter().map(Observation::guest).collect::<Vec<_>>();
+        let judgement = weigh(&boast);
+        assert_eq!(judgement.tier, Tier::Process);
+        assert!(judgement.grades.values().all(|&s| s <= Status::NotEnforced), "{:?}", judgement.grades);
+    }
+
+    #[test]
+    fn the_worst_of_several_facts_decides_and_not_seen_is_not_enough() {
+        let mut seen = with([]);
+        seen.push(Observation::host(Fact::Unreadable { control: ControlId::Network, what: "net/dev".into() }));
+        let refusal = judge(Tier::Container, &BTreeSet::new(), &seen).unwrap_err();
+        assert_eq!(refusal.unmet, [(ControlId::Network, Status::Unknown)]);
+        assert_eq!(refusal.floor, None);
+    }
+
+    #[test]
+    fn what_is_only_configured_proves_nothing() {
+        let landlock = Fact::Configured { control: ControlId::MemoryLimit, what: "asked for".into() };
+        let refusal = judge(Tier::Container, &BTreeSet::from([ControlId::MemoryLimit]), &with([landlock])).unwrap_err();
+        assert_eq!(refusal.unmet, [(ControlId::MemoryLimit, Status::Unknown)]);
+    }
+
+    #[test]
+    fn a_limit_counts_only_as_read_back() {
+        let limit = |read| Fact::Limit { control: ControlId::MemoryLimit, wanted: 10, read, place: "cgroup".into() };
+        let required = BTreeSet::from([ControlId::MemoryLimit]);
+        assert!(judge(Tier::Container, &required, &with([limit(Some(10))])).is_ok());
+        assert!(judge(Tier::Container, &required, &with([limit(Some(11))])).is_err());
+        assert!(judge(Tier::Container, &required, &with([limit(None)])).is_err());
+    }
+
+    #[test]
+    fn what_is_always_required_needs_no_asking() {
+        let leak = Fact::Environment { names: vec!["TOKEN".into()], leaked: vec!["TOKEN".into()] };
+        let refusal = judge(Tier::Process, &BTreeSet::new(), &but(leak, [])).unwrap_err();
+        assert_eq!(refusal.unmet, [(ControlId::Secrets, Status::NotEnforced)]);
+        let eth = Fact::Interfaces { names: vec!["eth0".into(), "lo".into()], own_namespace: true };
+        assert!(judge(Tier::Process, &BTreeSet::new(), &but(eth, [])).is_err());
+    }
+
+    #[test]
+    fn a_refusal_names_the_floor_and_every_unmet_control() {
+        let required = BTreeSet::from([ControlId::MemoryLimit, ControlId::CpuLimit]);
+        let refusal = judge(Tier::Vm, &required, &with([runsc()])).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "the floor is `vm`, but only `kernel` is proven; required but not satisfied: memory-limit is unknown, \
+             cpu-limit is unknown"
+        );
+    }
+
+    #[test]
+    fn a_floor_is_met_by_a_stronger_tier() {
+        assert!(judge(Tier::Container, &BTreeSet::new(), &with(vmm())).is_ok());
+    }
+
+    #[test]
+    fn facts_survive_json_so_that_a_report_can_be_judged_again() {
+        for observation in with(vmm()) {
+            let json = serde_json::to_string(&observation.fact).unwrap();
+            assert_eq!(serde_json::from_str::<Fact>(&json).unwrap(), observation.fact);
+        }
+    }
+}
