@@ -70,6 +70,9 @@ pub enum Identity {
     Operator,
     /// Not listed, but owned by root along a path that nobody else can write.
     RootOwned,
+    /// Plimsoll's own worker: the same executable as the runner that reports this, byte for byte. It cannot vouch for
+    /// itself, so this is never more than partial.
+    Runner,
     /// None of these; why not, in words.
     Unidentified {
         /// The reason.
@@ -360,7 +363,7 @@ impl Fact {
             },
             Fact::Executable { identity, .. } => Some(match identity {
                 Identity::Release { .. } | Identity::Operator => Status::Enforced,
-                Identity::RootOwned => Status::Partial,
+                Identity::RootOwned | Identity::Runner => Status::Partial,
                 Identity::Unidentified { .. } => Status::NotEnforced,
             }),
             Fact::Challenge { answered, strangers, .. } => yes(*answered && strangers.is_empty()),
@@ -427,6 +430,7 @@ impl Fact {
                             "{path} is unlisted, but root-owned along a path that nobody else can write (sha256 {short}…)"
                         )
                     }
+                    Identity::Runner => format!("{path} is the runner's own executable (sha256 {short}…)"),
                     Identity::Unidentified { reason } => {
                         format!("{path} is not identified: {reason} (sha256 {short}…)")
                     }

@@ -208,6 +208,13 @@ fn tier(grades: &BTreeMap<ControlId, Status>, observations: &[Observation]) -> T
             control => satisfies(control, grades[&control]),
         })
     };
+    // A stranger's executable may imitate every other fact.
+    let stranger = |o: &Observation| {
+        matches!(&o.fact, Fact::Executable { identity: Identity::Unidentified { .. }, .. }) && o.origin == Origin::Host
+    };
+    if observations.iter().any(stranger) {
+        return Tier::Process;
+    }
     Tier::ALL.into_iter().rev().find(|&tier| holds(tier)).unwrap_or(Tier::Process)
 }
 
@@ -282,14 +289,8 @@ mod tests {
             unplanned: unplanned.iter().map(|&s| s.into()).collect(),
         };
         let ids = |uids: Vec<u32>, groups| Fact::HostIds { uids, gids: vec![7; 4], groups };
-        let challenge = |answered, strangers| Fact::Challenge {
-            answered,
-            micros: 1,
-            pid: 2,
-            start_time: 1,
-            stubs: 3,
-            strangers,
-        };
+        let challenge =
+            |answered, strangers| Fact::Challenge { answered, micros: 1, pid: 2, start_time: 1, stubs: 3, strangers };
         use Tier::{Container, Kernel, Process, Vm};
         let table: Vec<(&str, Fact, [Tier; 3])> = vec![
             // fact, and the tier for: worker, runsc, VMM
@@ -336,7 +337,7 @@ mod tests {
 
     #[test]
     fn an_engine_that_is_not_identified_proves_no_more_than_a_process() {
-        for engine in [EngineKind::Runsc, EngineKind::Firecracker] {
+        for engine in [EngineKind::Worker, EngineKind::Runsc, EngineKind::Firecracker] {
             let unknown = identified(engine, Identity::Unidentified { reason: "writable by others".into() });
             let kvm = Fact::Kvm { vms: 1, vcpus: 1, guest_time: 4 };
             assert_eq!(weigh(&with([unknown, kvm])).tier, Tier::Process, "{engine:?}");
