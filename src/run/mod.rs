@@ -6,6 +6,9 @@ use plimsoll_guest::Stream;
 
 use crate::report::StepReport;
 
+pub mod host;
+pub mod scratch;
+
 /// What happens during a run, for whoever shows it live. Guest bytes are raw.
 #[derive(Debug, Clone)]
 pub enum Event {
