@@ -282,14 +282,8 @@ mod tests {
             unplanned: unplanned.iter().map(|&s| s.into()).collect(),
         };
         let ids = |uids: Vec<u32>, groups| Fact::HostIds { uids, gids: vec![7; 4], groups };
-        let challenge = |answered, strangers| Fact::Challenge {
-            answered,
-            micros: 1,
-            pid: 2,
-            start_time: 1,
-            stubs: 3,
-            strangers,
-        };
+        let challenge =
+            |answered, strangers| Fact::Challenge { answered, micros: 1, pid: 2, start_time: 1, stubs: 3, strangers };
         use Tier::{Container, Kernel, Process, Vm};
         let table: Vec<(&str, Fact, [Tier; 3])> = vec![
             // fact, and the tier for: worker, runsc, VMM
