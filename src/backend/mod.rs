@@ -27,6 +27,8 @@ use self::wasm::Wasm;
 pub mod channel;
 pub mod gvisor;
 pub mod output;
+pub mod process;
+pub mod sys;
 pub mod wasm;
 
 pub use channel::{Answer, Channel, Ended, Outcome};

@@ -9,6 +9,7 @@
 
 pub mod control;
 pub mod fact;
+pub mod identity;
 pub mod judge;
 pub mod observe;
 pub mod proc;

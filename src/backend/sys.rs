@@ -1,0 +1,281 @@
+//! The one module of the runner with `unsafe` in it: system calls that no crate wraps safely.
+//!
+//! Each function says what makes it sound. Most of them are for a process that has one thread and is about to jail
+//! itself (see [`super::jail`]); the rest is for starting children and for reporting from signal handlers.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::process::Pid;
+use rustix::thread::UnshareFlags;
+use tokio::io::unix::AsyncFd;
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Moves the calling thread into new namespaces. The kernel refuses a user namespace if there is a second thread.
+///
+/// # Errors
+/// As unshare(2).
+pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
+    // SAFETY: rustix marks this unsafe because of CLONE_FILES, under which other threads' descriptors could be closed
+    // behind safe code's back. The flag is masked out.
+    unsafe { rustix::thread::unshare_unsafe(flags.difference(UnshareFlags::FILES))? };
+    Ok(())
+}
+
+/// Which side of [`fork`] this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forked {
+    /// The parent, with the child's pid.
+    Parent(Pid),
+    /// The child.
+    Child,
+}
+
+/// Forks a process that has one thread.
+///
+/// # Errors
+/// As fork(2), or if there is more than one thread.
+pub fn fork() -> io::Result<Forked> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("fork in a process with several threads"));
+    }
+    // SAFETY: with one thread no lock can be held by a thread that the child lacks, so the child may go on like any
+    // process.
+    let pid = check(unsafe { libc::fork() })?;
+    Ok(Pid::from_raw(pid).map_or(Forked::Child, Forked::Parent))
+}
+
+/// Closes every descriptor from `first` on. For a process whose remaining code opens its own.
+///
+/// # Errors
+/// As close_range(2).
+pub fn close_from(first: u32) -> io::Result<()> {
+    // SAFETY: called right after exec or fork in a single-threaded process that holds no owned descriptor from `first`
+    // on that it will use or close later.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0u32) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// An inherited descriptor, by number.
+///
+/// # Errors
+/// If it is not open.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_DUPFD_CLOEXEC takes any number and returns a new descriptor, owned here alone, or an error.
+    unsafe {
+        let own = check(libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3))?;
+        Ok(std::os::fd::FromRawFd::from_raw_fd(own))
+    }
+}
+
+/// Has the runtime watch a descriptor.
+///
+/// # Errors
+/// If there is no runtime or the descriptor cannot be polled.
+pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd always gives the same descriptor, and keeps it open until the AsyncFd drops it.
+    Ok(unsafe { AsyncFd::register(fd)? })
+}
+
+/// Ends the process at once: no destructors, no exit handlers.
+pub fn exit_now(code: c_int) -> ! {
+    // SAFETY: _exit(2) has no preconditions.
+    unsafe { libc::_exit(code) }
+}
+
+/// Sets the attributes of a mount and everything below it: read-only if asked, and always without set-uid programs and
+/// device files.
+///
+/// # Errors
+/// As mount_setattr(2), which is new in Linux 5.12.
+pub fn restrict_mount(mount: impl AsFd, read_only: bool) -> io::Result<()> {
+    let mut set = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    if read_only {
+        set |= libc::MOUNT_ATTR_RDONLY;
+    }
+    let attributes = libc::mount_attr { attr_set: set, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    let empty: &CStr = c"";
+    // SAFETY: the path is a C string and the structure is as long as the length says; both outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_fd().as_raw_fd(),
+            empty.as_ptr(),
+            libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lets a command's child have `descriptors`, each under the given number below 64.
+///
+/// # Errors
+/// If the runner has no descriptor left.
+pub fn hand_over(command: &mut Command, descriptors: Vec<(OwnedFd, RawFd)>) -> io::Result<()> {
+    // Out of the way of the numbers that are given out.
+    let descriptors = descriptors
+        .into_iter()
+        .map(|(fd, to)| Ok((rustix::io::fcntl_dupfd_cloexec(&fd, 64)?, to)))
+        .collect::<io::Result<Vec<_>>>()?;
+    // SAFETY: the closure runs between fork and exec and makes only dup2(2), which is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            for (from, to) in &descriptors {
+                check(libc::dup2(from.as_raw_fd(), *to))?;
+            }
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// Has the kernel kill a command's child when the thread that starts it ends; see [`super::process::spawn`] for which
+/// thread that is.
+pub fn die_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: the closure runs between fork and exec and makes only prctl(2) and getppid(2).
+    unsafe {
+        command.pre_exec(move || {
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            // The parent may have ended before the line above.
+            if u32::try_from(libc::getppid()) != Ok(parent) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        });
+    }
+}
+
+/// How a child ended and what it and its reaped children used.
+#[derive(Debug, Clone, Copy)]
+pub struct Exit {
+    /// Exit status.
+    pub status: ExitStatus,
+    /// User and system time.
+    pub cpu: Duration,
+    /// Largest resident set of any one process among them, bytes.
+    pub peak_memory_bytes: u64,
+}
+
+/// Reaps a child if it has ended.
+///
+/// # Errors
+/// As wait4(2).
+pub fn reap(pid: Pid) -> io::Result<Option<Exit>> {
+    let mut status: c_int = 0;
+    // SAFETY: all-zero is a valid rusage; both pointers outlive the call.
+    let (got, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let got = check(libc::wait4(pid.as_raw_nonzero().get(), &raw mut status, libc::WNOHANG, &raw mut usage))?;
+        (got, usage)
+    };
+    if got == 0 {
+        return Ok(None);
+    }
+    let time = |t: libc::timeval| {
+        Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_usec).unwrap_or(0) * 1000)
+    };
+    Ok(Some(Exit {
+        status: ExitStatus::from_raw(status),
+        cpu: time(usage.ru_utime) + time(usage.ru_stime),
+        peak_memory_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024,
+    }))
+}
+
+static TICK: OnceLock<fn()> = OnceLock::new();
+
+extern "C" fn on_alarm(_: c_int) {
+    if let Some(tick) = TICK.get() {
+        tick();
+    }
+}
+
+/// Calls `tick` from SIGALRM every `period`, for ever. `tick` runs in a signal handler: atomics only.
+///
+/// # Errors
+/// If it was called before, or as sigaction(2) and setitimer(2).
+pub fn every(period: Duration, tick: fn()) -> io::Result<()> {
+    TICK.set(tick).map_err(|_| io::Error::other("the timer runs already"))?;
+    handle(libc::SIGALRM, on_alarm)?;
+    let time = libc::timeval {
+        tv_sec: libc::time_t::try_from(period.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_usec: libc::suseconds_t::from(period.subsec_micros()),
+    };
+    let timer = libc::itimerval { it_interval: time, it_value: time };
+    // SAFETY: the structure outlives the call; the old value is not asked for.
+    check(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) })?;
+    Ok(())
+}
+
+fn handle(signal: c_int, handler: extern "C" fn(c_int)) -> io::Result<()> {
+    // SAFETY: all-zero is a valid sigaction (empty mask); the handlers of this module touch only atomics, initialised
+    // statics and async-signal-safe system calls. SA_ONSTACK keeps them off a guest's nearly full stack.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+        check(libc::sigaction(signal, &raw const action, std::ptr::null_mut()))?;
+    }
+    Ok(())
+}
+
+/// Last words: what [`on_abort`] writes.
+#[derive(Debug)]
+struct LastWords {
+    out_of_memory: Vec<u8>,
+    otherwise: Vec<u8>,
+}
+
+static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
+
+/// Writes a frame to the channel, waits until the runner has looked (it releases or kills us), and ends.
+extern "C" fn on_abort(_: c_int) {
+    if let Some(words) = LAST_WORDS.get() {
+        // SAFETY: mmap of fresh anonymous memory, write(2), read(2) and _exit(2) are async-signal-safe; the buffers are
+        // static or on this stack.
+        unsafe {
+            let probe = libc::mmap(
+                std::ptr::null_mut(),
+                16 << 20,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            let mut rest: &[u8] = if probe == libc::MAP_FAILED { &words.out_of_memory } else { &words.otherwise };
+            while !rest.is_empty() {
+                match usize::try_from(libc::write(1, rest.as_ptr().cast(), rest.len())) {
+                    Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+                    Err(_) => break,
+                }
+            }
+            let mut byte = 0u8;
+            libc::read(0, (&raw mut byte).cast(), 1);
+        }
+    }
+    exit_now(134);
+}
+
+/// On SIGABRT (how Rust ends when memory runs out) writes the first frame if memory is short and else the second to
+/// descriptor 1, then waits for one byte on descriptor 0. Without a handler SIGABRT does nothing to the first process of
+/// a pid namespace.
+///
+/// # Errors
+/// If it was called before, or as sigaction(2).
+pub fn report_aborts(out_of_memory: Vec<u8>, otherwise: Vec<u8>) -> io::Result<()> {
+    LAST_WORDS
+        .set(LastWords { out_of_memory, otherwise })
+        .map_err(|_| io::Error::other("aborts are reported already"))?;
+    handle(libc::SIGABRT, on_abort)
+}
