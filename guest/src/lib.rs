@@ -13,6 +13,8 @@
 //! the conversation before anything is allocated for it, and a message decodes only into what its frame holds. The
 //! guest trusts the runner, up to [`MAX_TO_GUEST`].
 
+#[cfg(target_os = "linux")]
+pub mod collect;
 pub mod wire;
 
 pub use wire::*;
