@@ -1,0 +1,111 @@
+//! The guest agent: process 1 inside a boundary, waiting on the channel.
+//!
+//! * [`serve`] holds the conversation. Before a dispatch it answers challenges and touches nothing of the image or the
+//!   artifact; a dispatch is run once; after its result the agent waits to be released, so that the runner can look at
+//!   the boundary while it still stands.
+//! * `place` assembles what the program sees: `/workspace` over the read-only artifact, `/tmp`, the script.
+//! * `program` starts it without any privilege, relays its output, ends everything it left running.
+//! * `sys` is the one place with `unsafe`.
+//!
+//! The agent keeps uid 0 of the boundary to itself. It trusts the runner; from the moment the program starts, it
+//! trusts nothing else in the boundary, and the runner trusts nothing that it says.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+
+use crate::wire::{FrameError, FromGuest, GuestResult, MAX_TO_GUEST, PROTOCOL, ToGuest, read_message, write_message};
+
+mod place;
+mod program;
+mod sys;
+
+/// The channel to the runner, whatever carries it: pipes here, a vsock connection in a microVM.
+#[derive(Debug)]
+pub struct Transport {
+    input: File,
+    output: File,
+}
+
+impl Transport {
+    /// The channel is standard input and output. They move to descriptors that no program inherits, and `/dev/null`
+    /// takes their place.
+    ///
+    /// # Errors
+    /// If descriptors cannot be copied or `/dev/null` is missing.
+    pub fn stdio() -> io::Result<Self> {
+        let (stdin, stdout) = (rustix::stdio::stdin(), rustix::stdio::stdout());
+        let transport = Self::new(fcntl_dupfd_cloexec(stdin, 3)?, fcntl_dupfd_cloexec(stdout, 3)?);
+        let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        // Standard error stays what the engine made it: only a crash of the agent writes there.
+        Ok(transport)
+    }
+
+    /// A channel over two descriptors.
+    #[must_use]
+    pub fn new(input: OwnedFd, output: OwnedFd) -> Self {
+        Self { input: File::from(input), output: File::from(output) }
+    }
+
+    fn send(&mut self, message: &FromGuest) -> Result<(), FrameError> {
+        write_message(&mut self.output, message)
+    }
+
+    fn receive(&mut self) -> Result<ToGuest, FrameError> {
+        read_message(&mut self.input, MAX_TO_GUEST)
+    }
+
+    /// For waiting: readable or hung up while a program runs means that the runner wants nothing more of it.
+    fn input(&self) -> BorrowedFd<'_> {
+        self.input.as_fd()
+    }
+}
+
+/// Answers, runs what is dispatched, and waits to be released.
+///
+/// # Errors
+/// If the channel fails. A channel that closes is the end, not an error.
+pub fn serve(mut transport: Transport) -> Result<(), FrameError> {
+    // Engines may ignore this (gVisor does), so the agent has neither arguments nor an environment worth reading.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|e| FrameError::Io(e.into()))?;
+    let mut ran = false;
+    loop {
+        match transport.receive() {
+            Ok(ToGuest::Challenge { nonce }) => transport.send(&answer(nonce))?,
+            Ok(ToGuest::Dispatch(dispatch)) if !ran => {
+                ran = true;
+                let result = program::run(*dispatch, &mut transport)?;
+                transport.send(&FromGuest::Result(result))?;
+            }
+            Ok(ToGuest::Dispatch(_)) => return Err(FrameError::Malformed),
+            Ok(ToGuest::Release) | Err(FrameError::Closed) => return Ok(()),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn answer(nonce: [u8; 32]) -> FromGuest {
+    let uname = rustix::system::uname();
+    let kernel = format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy());
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+    FromGuest::Answer { protocol: PROTOCOL, nonce, kernel, boot_id }
+}
+
+/// A result that says why nothing could be started.
+fn fault(message: String) -> GuestResult {
+    GuestResult {
+        exit_code: None,
+        signal: None,
+        limit_hit: None,
+        refused: None,
+        message: Some(message),
+        peak_memory_bytes: 0,
+        cpu_ms: 0,
+    }
+}

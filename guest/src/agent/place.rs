@@ -1,0 +1,130 @@
+//! What the program finds: `/workspace`, `/tmp`, `/run` and its script.
+//!
+//! The host provides the directory that the agent's executable lies in, under a fresh name below `/`. Beside the
+//! executable there is `scratch`, an empty directory, and `lower`, the read-only artifact, if there is one. One
+//! `tmpfs` on `scratch`, sized by the disk limit, takes everything that the program writes: the overlay's upper layer,
+//! `/tmp`, `/var/tmp`, `/run` and `/dev/shm`.
+
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::statvfs;
+use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
+
+/// Where the artifact appears.
+pub const WORKSPACE: &str = "/workspace";
+/// Where the script is; its name shows in a shell's own error messages.
+const STEP: &str = "/run/plimsoll";
+
+/// The agent's own corner of the boundary's tree.
+#[derive(Debug)]
+pub struct Place {
+    scratch: PathBuf,
+}
+
+/// What failed, in words, and why.
+#[derive(Debug)]
+pub struct PlaceError {
+    what: String,
+    why: io::Error,
+}
+
+impl std::fmt::Display for PlaceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot {}: {}", self.what, self.why)
+    }
+}
+
+fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> PlaceError {
+    let what = what.into();
+    move |why| PlaceError { what, why: why.into() }
+}
+
+impl Place {
+    /// Assembles everything. Called once, at dispatch.
+    pub fn assemble(disk_bytes: u64) -> Result<Self, PlaceError> {
+        let exe = std::env::current_exe().map_err(failed("find the agent's own directory"))?;
+        let base = exe.parent().unwrap_or(Path::new("/"));
+        let place = Self { scratch: base.join("scratch") };
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        let options = CString::new(format!("size={disk_bytes},mode=0711"))
+            .map_err(|e| PlaceError { what: "size the scratch space".to_owned(), why: e.into() })?;
+        mount("tmpfs", &place.scratch, "tmpfs", flags, Some(options.as_c_str()))
+            .map_err(failed("mount scratch space"))?;
+        place.workspace(&base.join("lower"), flags)?;
+        for (name, at, mode) in [
+            ("tmp", "/tmp", 0o1777),
+            ("var-tmp", "/var/tmp", 0o1777),
+            ("run", "/run", 0o755),
+            ("shm", "/dev/shm", 0o1777),
+        ] {
+            place.bind(name, at, mode, flags)?;
+        }
+        Ok(place)
+    }
+
+    fn directory(&self, name: &str, mode: u32) -> Result<PathBuf, PlaceError> {
+        let path = self.scratch.join(name);
+        DirBuilder::new().mode(mode).create(&path).map_err(failed(format!("create {}", path.display())))?;
+        // The mask that the agent was started with does not count.
+        fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed(format!("open {}", path.display())))?;
+        Ok(path)
+    }
+
+    fn bind(&self, name: &str, at: &str, mode: u32, flags: MountFlags) -> Result<(), PlaceError> {
+        let is_directory = fs::symlink_metadata(at).is_ok_and(|m| m.is_dir());
+        // Devices are the agent's own file system, so what is missing there can be made.
+        if !is_directory && !(at.starts_with("/dev/") && fs::create_dir(at).is_ok()) {
+            return Ok(());
+        }
+        let source = self.directory(name, mode)?;
+        mount_bind(&source, at).map_err(failed(format!("mount {at}")))?;
+        mount_remount(at, MountFlags::BIND | flags, c"").map_err(failed(format!("restrict {at}")))
+    }
+
+    fn workspace(&self, lower: &Path, flags: MountFlags) -> Result<(), PlaceError> {
+        // Nobody but the overlay itself reaches its layers.
+        let layers = self.directory("layers", 0o700)?;
+        let (upper, work) = (self.directory("layers/upper", 0o777)?, self.directory("layers/work", 0o700)?);
+        let _ = layers;
+        if lower.is_dir() {
+            let options =
+                format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+            let options = CString::new(options)
+                .map_err(|e| PlaceError { what: "name the workspace's layers".to_owned(), why: e.into() })?;
+            mount("overlay", WORKSPACE, "overlay", flags, Some(options.as_c_str()))
+        } else {
+            mount_bind(&upper, WORKSPACE)
+        }
+        .map_err(failed("mount /workspace"))
+    }
+
+    /// Writes the script where the program's user can read and not change it. The name ends as interpreters expect.
+    pub fn script(&self, interpreter: &str, text: &str) -> Result<PathBuf, PlaceError> {
+        let name = Path::new(interpreter).file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let ending = match name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.') {
+            "python" => "py",
+            "pwsh" | "powershell" => "ps1",
+            "node" => "js",
+            "perl" => "pl",
+            "ruby" => "rb",
+            _ => "sh",
+        };
+        let path = Path::new(STEP).join(format!("step.{ending}"));
+        let step = || failed(format!("write the script {}", path.display()));
+        if !Path::new(STEP).is_dir() {
+            DirBuilder::new().mode(0o755).create(STEP).map_err(failed(format!("create {STEP}")))?;
+        }
+        fs::write(&path, text).map_err(step())?;
+        fs::set_permissions(&path, Permissions::from_mode(0o444)).map_err(step())?;
+        Ok(path)
+    }
+
+    /// Whether the space for writing is used up, as far as the agent can see.
+    pub fn full(&self) -> bool {
+        statvfs(&self.scratch).is_ok_and(|s| s.f_blocks > 0 && s.f_bavail * s.f_frsize < 4096.max(s.f_frsize))
+    }
+}
