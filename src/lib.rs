@@ -1,8 +1,10 @@
 //! Plimsoll runs untrusted code behind an isolation boundary that it proves before anything starts.
 
 pub mod evidence;
+pub mod forge;
 
 pub mod backend;
+pub mod env;
 pub mod exit;
 pub mod gate;
 pub mod report;
