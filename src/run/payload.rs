@@ -1,0 +1,174 @@
+//! From a validated step to what is dispatched and what the boundary is built to.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use plimsoll_guest::{Dispatch, Filesystem, GuestLimits, OutputBudget, Program, WasmProgram as WireWasm};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
+use crate::backend::Bounds;
+use crate::spec::{Command, FilesystemGrant, Step, WasmProgram};
+
+/// Largest module, bytes. CPython for WASI is 26 MB.
+const MAX_MODULE: u64 = 256 << 20;
+/// Uid and gid of the guest's code inside a boundary.
+pub const GUEST_USER: (u32, u32) = (1000, 1000);
+/// Bounds on output files: as many as artifact stores take well, and as much as a job should move.
+pub const OUTPUT_BUDGET: OutputBudget = OutputBudget { files: 10_000, bytes: 1 << 30 };
+
+/// Why a step's program could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PayloadError {
+    /// The artifact has no such module.
+    #[error("the artifact holds no module `{name}`: {source}")]
+    Module {
+        /// As the step names it.
+        name: String,
+        /// Why it could not be opened.
+        #[source]
+        source: io::Error,
+    },
+    /// It is too large.
+    #[error("the module `{name}` has {bytes} bytes; {MAX_MODULE} is the most")]
+    TooLarge {
+        /// As the step names it.
+        name: String,
+        /// Its size.
+        bytes: u64,
+    },
+    /// No such runtime is installed.
+    #[error("no WebAssembly runtime `{name}` is installed")]
+    Runtime {
+        /// As the step names it.
+        name: String,
+        /// What to do.
+        help: String,
+    },
+    /// The host has no randomness.
+    #[error("the host gave no randomness")]
+    Entropy,
+}
+
+impl PayloadError {
+    /// What to do about it.
+    #[must_use]
+    pub fn help(&self) -> &str {
+        match self {
+            PayloadError::Module { .. } => "`run` names a module by its path in the artifact",
+            PayloadError::TooLarge { .. } => "strip debug information from it (`wasm-tools strip`)",
+            PayloadError::Runtime { help, .. } => help,
+            PayloadError::Entropy => "",
+        }
+    }
+}
+
+/// The step's limits in the units that the host enforces.
+#[must_use]
+pub fn bounds(step: &Step) -> Bounds {
+    Bounds {
+        memory_bytes: step.limits.memory,
+        cpu_millis: u64::from(step.limits.milli_cpus),
+        pids: u64::from(step.limits.pids),
+        disk_bytes: step.limits.disk,
+        output_bytes: step.limits.output,
+        deadline: step.limits.timeout,
+    }
+}
+
+/// What a WebAssembly program sees of the workspace.
+#[must_use]
+pub const fn filesystem(step: &Step) -> Filesystem {
+    match step.grants.filesystem {
+        FilesystemGrant::None => Filesystem::None,
+        FilesystemGrant::ReadOnly => Filesystem::ReadOnly,
+        FilesystemGrant::Work => Filesystem::Work,
+    }
+}
+
+/// The one message that starts the step's code. `workspace` is the unpacked artifact, out of which a module is read.
+/// `runtimes` finds an installed WebAssembly runtime by name.
+///
+/// # Errors
+/// If the module or runtime cannot be read.
+pub fn dispatch(
+    step: &Step,
+    workspace: &Path,
+    runtimes: impl Fn(&str) -> Result<Vec<u8>, String>,
+) -> Result<Dispatch, PayloadError> {
+    let program = match &step.command {
+        Command::Script { shell, text } => Program::Script { argv: shell.argv().to_vec(), text: text.clone() },
+        Command::Wasm { program, args } => {
+            let (name, code) = match program {
+                WasmProgram::Module(path) => (path.display().to_string(), module(workspace, path)?),
+                WasmProgram::Runtime(name) => {
+                    let code = runtimes(name).map_err(|help| PayloadError::Runtime { name: name.clone(), help })?;
+                    (name.clone(), code)
+                }
+            };
+            Program::Wasm(WireWasm {
+                name,
+                code,
+                precompiled: false,
+                want_compiled: false,
+                args: args.clone(),
+                deterministic: step.deterministic,
+                filesystem: filesystem(step),
+            })
+        }
+    };
+    let mut entropy = [0u8; 32];
+    getrandom::fill(&mut entropy).map_err(|_| PayloadError::Entropy)?;
+    let mut outputs = step.outputs.clone();
+    if let Some(junit) = &step.junit {
+        // A path is not a pattern.
+        outputs.push(glob::Pattern::escape(&junit.to_string_lossy()));
+    }
+    let directory = &step.working_directory;
+    Ok(Dispatch {
+        program,
+        env: step.env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        working_directory: if directory.as_os_str().is_empty() { ".".to_owned() } else { directory.display().to_string() },
+        user: GUEST_USER,
+        outputs,
+        output_budget: OUTPUT_BUDGET,
+        limits: GuestLimits {
+            pids: u64::from(step.limits.pids),
+            memory_bytes: step.limits.memory,
+            disk_bytes: step.limits.disk,
+            deadline_ms: u64::try_from(step.limits.timeout.as_millis()).unwrap_or(u64::MAX),
+        },
+        clock_ns: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        entropy,
+    })
+}
+
+/// Reads a module out of the artifact. The tree was unpacked by us, but its links are the guest's: none is followed
+/// out of it.
+fn module(workspace: &Path, path: &Path) -> Result<Vec<u8>, PayloadError> {
+    let name = path.display().to_string();
+    let read = || -> io::Result<(u64, Vec<u8>)> {
+        let root = OwnedFd::from(File::open(workspace)?);
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File::from(openat2(&root, path, flags, Mode::empty(), beneath)?);
+        let meta = file.metadata()?;
+        if !meta.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let mut code = Vec::new();
+        if meta.len() <= MAX_MODULE {
+            file.take(MAX_MODULE).read_to_end(&mut code)?;
+        }
+        Ok((meta.len(), code))
+    };
+    match read() {
+        Ok((bytes, _)) if bytes > MAX_MODULE => Err(PayloadError::TooLarge { name, bytes }),
+        Ok((_, code)) => Ok(code),
+        Err(source) => Err(PayloadError::Module { name, source }),
+    }
+}

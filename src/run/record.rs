@@ -1,0 +1,226 @@
+//! From what happened at the gate to what the report says of a step.
+
+use std::collections::BTreeSet;
+
+use plimsoll_guest::{GuestResult, LimitHit};
+
+use crate::backend::output::Written;
+use crate::backend::{CancelSignal, PrepareError};
+use crate::evidence::judge::{ALWAYS_REQUIRED, row, weigh};
+use crate::evidence::{ControlId, Tier};
+use crate::exit::Exit;
+use crate::gate::{Dispatched, End, Passage};
+use crate::report::{RefusalRecord, Resources, ResultRecord, StepReport, Verdict, controls};
+use crate::spec::Step;
+
+/// A step's report before anything happened: what the step asked for.
+#[must_use]
+pub fn blank(step: &Step) -> StepReport {
+    StepReport {
+        index: u32::try_from(step.index).unwrap_or(u32::MAX),
+        name: step.name.clone(),
+        slug: step.slug.clone(),
+        verdict: Verdict::Error,
+        exit: Exit::Internal,
+        forgiven: false,
+        dispatched: Dispatched::No,
+        command: step.command.to_string(),
+        image: None,
+        grants: step.grants.names().into_iter().chain(step.mounts.iter().map(mount_words)).collect(),
+        engine: None,
+        backend: None,
+        floor: step.floor(),
+        tier: None,
+        controls: Vec::new(),
+        artifact: None,
+        result: None,
+        resources: Resources::default(),
+        outputs: Vec::new(),
+        guest_tests: None,
+        refusal: None,
+        notices: Vec::new(),
+    }
+}
+
+fn mount_words(mount: &crate::spec::Mount) -> String {
+    format!("mount: {} at {} (read-only)", mount.path.display(), mount.at.display())
+}
+
+/// Every control that the step could not run without.
+#[must_use]
+pub fn required(step: &Step) -> BTreeSet<ControlId> {
+    let mut all = step.required();
+    all.extend(ALWAYS_REQUIRED);
+    all.extend(row(step.floor()));
+    all
+}
+
+/// Ends a step's report that never reached a boundary, or that was turned away at it.
+pub fn refuse(report: &mut StepReport, exit: Exit, refusal: RefusalRecord) {
+    report.exit = exit;
+    report.verdict = Verdict::of(exit);
+    report.refusal = Some(refusal);
+}
+
+/// Ends a step's report that was cancelled.
+pub fn cancel(report: &mut StepReport, signal: CancelSignal) {
+    report.exit = match signal {
+        CancelSignal::Interrupt => Exit::Interrupted,
+        CancelSignal::Terminate => Exit::Terminated,
+    };
+    report.verdict = Verdict::Cancelled;
+}
+
+/// Writes down what happened at the gate, and what was written.
+pub fn passage(report: &mut StepReport, step: &Step, passage: Passage, written: Written) {
+    report.dispatched = passage.dispatched;
+    report.engine.clone_from(&passage.engine);
+    if passage.judgement.is_some() {
+        let whole = weigh(&passage.observations);
+        report.tier = Some(whole.tier);
+        report.controls = controls(&whole.grades, &required(step), &passage.observations);
+    }
+    let ms = |d: std::time::Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+    report.resources.prepare_ms += ms(passage.times.prepare);
+    report.resources.run_ms = ms(passage.times.run);
+    report.resources.boundary_memory_bytes = passage.usage.boundary_memory_bytes;
+    let guest = match &passage.end {
+        End::Result(result) => Some(result),
+        _ => None,
+    };
+    // The host's figures win; the guest's fill in where the host has none.
+    report.resources.cpu_ms = passage.usage.cpu_ms.or(guest.map(|g| g.cpu_ms));
+    let guest_peak = guest.map(|g| g.peak_memory_bytes).filter(|&bytes| bytes > 0);
+    report.resources.peak_memory_bytes = passage.usage.peak_memory_bytes.or(guest_peak);
+    report.outputs = written.files;
+    report.notices.extend(written.notices);
+    if let Some(why) = &passage.unobserved {
+        report.notices.push(format!("the second observation could not be made: {why}"));
+    }
+    if passage.dispatched != Dispatched::No {
+        report.result = Some(ResultRecord {
+            exit_code: guest.and_then(|g| g.exit_code),
+            signal: guest.and_then(|g| g.signal),
+            timed_out: matches!(passage.end, End::TimedOut),
+            limit_hit: passage.limit_hit().map(|limit| limit_word(limit).to_owned()),
+            message: end_words(&passage.end),
+            stdout: written.stdout,
+            stderr: written.stderr,
+        });
+    }
+    decide(report, step, &passage);
+    if let Some(failure) = written.failure {
+        let message = format!("the runner failed to write what the guest sent: {failure}");
+        refuse(report, Exit::Internal, refusal("collect", "write-failed", message, "look at the disk that holds the report directory"));
+    }
+    if report.exit == Exit::GuestFailed && step.continue_on_error {
+        report.forgiven = true;
+    }
+}
+
+/// The step's outcome.
+fn decide(report: &mut StepReport, step: &Step, passage: &Passage) {
+    let done = |report: &mut StepReport, exit: Exit| {
+        report.exit = exit;
+        report.verdict = Verdict::of(exit);
+    };
+    if !passage.changed.is_empty() {
+        let what: Vec<String> = passage.changed.iter().map(|o| o.fact.words()).collect();
+        let record = refusal("changed", "boundary-changed", what.join("; "), "treat everything this step wrote as suspect");
+        return refuse(report, Exit::Refused, record);
+    }
+    match &passage.end {
+        End::NotPrepared(error) => {
+            let (exit, record) = not_prepared(error);
+            refuse(report, exit, record);
+        }
+        End::NotProven(why) => {
+            let help = "run `plimsoll doctor` on this host";
+            refuse(report, Exit::Refused, refusal("observe", "not-proven", why.clone(), help));
+        }
+        End::Refused(why) => {
+            let reason = if why.floor.is_some() { "floor-not-proven" } else { "control-not-satisfied" };
+            let help = if why.floor.is_some() {
+                format!("see the controls that are not enforced; `plimsoll doctor` says what this host can prove for `{}`", step.floor())
+            } else {
+                "drop the requirement or the limit, or run where the host can enforce it; `plimsoll doctor` says how".to_owned()
+            };
+            refuse(report, Exit::Refused, refusal("judge", reason, why.to_string(), &help));
+        }
+        End::CancelledBefore(signal) | End::Cancelled(signal) => cancel(report, *signal),
+        End::Result(GuestResult { refused: Some(what), .. }) => {
+            let help = "grant it in the step file (`sandbox.grants`), or change the program";
+            refuse(report, Exit::Refused, refusal("grant", "not-granted", what.clone(), help));
+        }
+        // A result that could not be followed by a second look is not one to call passed.
+        End::Result(result)
+            if result.exit_code == Some(0)
+                && result.signal.is_none()
+                && result.limit_hit.is_none()
+                && passage.unobserved.is_none() =>
+        {
+            done(report, Exit::Passed);
+        }
+        End::Result(_) | End::TimedOut | End::Gone | End::Protocol(_) => done(report, Exit::GuestFailed),
+    }
+}
+
+fn not_prepared(error: &PrepareError) -> (Exit, RefusalRecord) {
+    let message = crate::text::chain(error);
+    match error {
+        PrepareError::Unavailable { help, .. } => {
+            (Exit::Unavailable, refusal("prepare", "backend-unavailable", message, help))
+        }
+        PrepareError::Image { .. } => {
+            (Exit::Rejected, refusal("image", "image-rejected", message, "see `sandbox.image` in the step file"))
+        }
+        PrepareError::Io { .. } => {
+            let help = "this is a fault of the host or of plimsoll; run again with --verbose";
+            (Exit::Internal, refusal("prepare", "internal", message, help))
+        }
+    }
+}
+
+/// A refusal; an empty help is none.
+#[must_use]
+pub fn refusal(stage: &str, reason: &str, message: String, help: &str) -> RefusalRecord {
+    RefusalRecord {
+        stage: stage.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        help: Some(help.to_owned()).filter(|h| !h.is_empty()),
+    }
+}
+
+/// The refusal of a floor that no backend in question reaches.
+#[must_use]
+pub fn out_of_reach(step: &Step, floor: Tier) -> RefusalRecord {
+    let reach: Vec<String> = step.candidates().iter().map(|b| format!("`{}` reaches `{}`", b.name(), b.reaches())).collect();
+    let message = if reach.is_empty() {
+        "the policy leaves no backend for this step".to_owned()
+    } else {
+        format!("the floor is `{floor}`, but {}", reach.join(" and "))
+    };
+    refusal("judge", "floor-out-of-reach", message, "choose a backend that reaches the floor, or `backend: auto`")
+}
+
+const fn limit_word(limit: LimitHit) -> &'static str {
+    match limit {
+        LimitHit::Memory => "memory",
+        LimitHit::Pids => "pids",
+        LimitHit::Disk => "disk",
+        LimitHit::Time => "time",
+        LimitHit::Fuel => "fuel",
+    }
+}
+
+fn end_words(end: &End) -> Option<String> {
+    match end {
+        End::Result(result) => result.message.clone(),
+        End::TimedOut => Some("the deadline passed; everything inside was killed".to_owned()),
+        End::Gone => Some("the boundary ended by itself, without a result".to_owned()),
+        End::Protocol(why) => Some(format!("the guest broke the protocol: {why}")),
+        End::Cancelled(_) => Some("cancelled while running".to_owned()),
+        End::NotPrepared(_) | End::NotProven(_) | End::Refused(_) | End::CancelledBefore(_) => None,
+    }
+}
