@@ -7,3 +7,4 @@ pub mod exit;
 pub mod gate;
 pub mod report;
 pub mod run;
+pub mod spec;
