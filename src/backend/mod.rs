@@ -34,35 +34,7 @@ pub mod wasm;
 pub use channel::{Answer, Channel, Ended, Outcome};
 pub use output::Output;
 
-/// The engines, strongest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum BackendKind {
-    /// A microVM of its own for each step.
-    Firecracker,
-    /// A gVisor container.
-    Gvisor,
-    /// wasmtime in a worker process that jails itself.
-    Wasm,
-}
-
-impl BackendKind {
-    /// The name used in step files and reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Firecracker => "firecracker",
-            Self::Gvisor => "gvisor",
-            Self::Wasm => "wasm",
-        }
-    }
-}
-
-impl std::fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
+pub use crate::spec::Backend as BackendKind;
 
 /// What a boundary is built to. Made from a validated step, the policy and the host's probes; holds no guest bytes.
 #[derive(Debug, Clone)]

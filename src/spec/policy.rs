@@ -1,0 +1,481 @@
+//! The operator's policy: `/etc/plimsoll/policy.yml`, which belongs to the owner of the runner.
+//!
+//! Step files come with the pull request; the policy does not. A step may tighten it and never loosen it. It fails
+//! closed: a policy that exists but can't be read, is malformed, or could have been written by somebody else
+//! ([`trust`]) refuses every run. The path is a constant: no flag and no variable moves it.
+//!
+//! Its limits: it binds plimsoll and not the job, which can skip or replace plimsoll; service mode binds the job.
+
+mod trust;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::build::{digest, one_of};
+use super::error::SpecError;
+use super::limits::Limit;
+use super::place::{KeyPath, Place, Source, shown, shown_path};
+use super::raw::{self, RawMaxima, RawPolicy, Text};
+use super::step::{Backend, FilesystemGrant, ImageSource, Kernel, Network, Sha256Digest, Step};
+use crate::evidence::{ControlId, Tier};
+pub use trust::Surroundings as Trust;
+
+/// Where the policy is.
+pub const POLICY_FILE: &str = "/etc/plimsoll/policy.yml";
+
+/// What the policy did, for the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// There is none.
+    None,
+    /// It was read and holds for every step.
+    Applied,
+    /// It holds if there is one, but this process lives in a user namespace where neither its absence nor its owner
+    /// means anything.
+    Unverified,
+}
+
+impl Effect {
+    /// The word used in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Effect::None => "none",
+            Effect::Applied => "applied",
+            Effect::Unverified => "unverified",
+        }
+    }
+}
+
+/// The policy in force, which may be none.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    effect: Effect,
+    loaded: Option<Loaded>,
+}
+
+#[derive(Debug, Clone)]
+struct Loaded {
+    source: Arc<Source>,
+    sha256: Sha256Digest,
+    rules: Rules,
+}
+
+/// The rules; `None` and empty sets of requirements set none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Rules {
+    minimum_isolation: Option<Tier>,
+    backends: Option<BTreeSet<Backend>>,
+    engines: BTreeSet<Sha256Digest>,
+    kernels: BTreeSet<Sha256Digest>,
+    images: Option<Vec<ImageRule>>,
+    maxima: Vec<(Limit, u64)>,
+    mounts: Option<Vec<PathBuf>>,
+    filesystem_grant: Option<FilesystemGrant>,
+    require: BTreeSet<ControlId>,
+    refuse_vulnerable_engines: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ImageRule {
+    Pattern(glob::Pattern),
+    Digest(Sha256Digest),
+}
+
+/// Why the policy refuses: exit code 11, `refusal.stage: policy`.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyRefusal {
+    /// The policy exists and can't be read.
+    #[error("the policy {} can't be read", shown_path(file))]
+    Unreadable {
+        /// The policy's path.
+        file: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Somebody other than root could have written the policy, or it is no regular file.
+    #[error("the policy {} can't be trusted: {reason}", shown_path(file))]
+    Untrusted {
+        /// The policy's path.
+        file: PathBuf,
+        /// The component at fault and its fault.
+        reason: String,
+    },
+    /// The policy is no policy.
+    #[error("the policy is malformed")]
+    Malformed(#[source] SpecError),
+    /// A step asks for what the policy does not allow.
+    #[error("step {index} (`{}`) asks for {asked} ({place}), and the policy allows {allowed} ({rule})", shown(name))]
+    Step {
+        /// The step's index.
+        index: usize,
+        /// The step's name.
+        name: String,
+        /// What the step asks for, in words.
+        asked: String,
+        /// Where it does.
+        place: Place,
+        /// What the policy allows, in words.
+        allowed: String,
+        /// The policy's key.
+        rule: Place,
+    },
+}
+
+impl PolicyRefusal {
+    /// What can be done, in one line.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        match self {
+            PolicyRefusal::Unreadable { file, .. } => {
+                Some(format!("let plimsoll's user read {}, or remove it", shown_path(file)))
+            }
+            PolicyRefusal::Untrusted { file, .. } => Some(format!(
+                "as root: `chown root:root` and `chmod go-w` on {} and every directory above it",
+                shown_path(file)
+            )),
+            PolicyRefusal::Malformed(error) => error.help(),
+            PolicyRefusal::Step { .. } => {
+                Some("change the step, or ask the owner of this runner; a step can only tighten the policy".to_owned())
+            }
+        }
+    }
+}
+
+impl Policy {
+    /// Reads the policy of this machine.
+    ///
+    /// # Errors
+    /// When there is one and it can't be read, trusted or understood.
+    pub fn load() -> Result<Policy, PolicyRefusal> {
+        Policy::load_from(Path::new(POLICY_FILE), &Trust::of_this_process())
+    }
+
+    /// No policy, for tests and for code that has none to apply.
+    #[must_use]
+    pub fn absent() -> Policy {
+        Policy { effect: Effect::None, loaded: None }
+    }
+
+    /// The same from another path: for tests of the library, not for anything a user can reach.
+    fn load_from(file: &Path, trust: &Trust) -> Result<Policy, PolicyRefusal> {
+        let Some(bytes) = trust::read(file, trust)? else {
+            return Ok(Policy {
+                effect: if trust.verifies() { Effect::None } else { Effect::Unverified },
+                loaded: None,
+            });
+        };
+        let sha256 = Sha256Digest::of(&bytes);
+        let source = Source::from_bytes(file, bytes).map_err(PolicyRefusal::Malformed)?;
+        let rules = Rules::parse(&source).map_err(PolicyRefusal::Malformed)?;
+        let effect = if trust.verifies() { Effect::Applied } else { Effect::Unverified };
+        Ok(Policy { effect, loaded: Some(Loaded { source, sha256, rules }) })
+    }
+
+    /// What the policy does, for the report.
+    #[must_use]
+    pub fn effect(&self) -> Effect {
+        self.effect
+    }
+
+    /// Digest of the file's bytes, for the report.
+    #[must_use]
+    pub fn sha256(&self) -> Option<Sha256Digest> {
+        self.loaded.as_ref().map(|loaded| loaded.sha256)
+    }
+
+    /// Digests of engines that the operator vouches for, beside the built-in list.
+    #[must_use]
+    pub fn engines(&self) -> BTreeSet<Sha256Digest> {
+        self.loaded.as_ref().map(|loaded| loaded.rules.engines.clone()).unwrap_or_default()
+    }
+
+    /// Whether engines with known vulnerabilities are refused.
+    #[must_use]
+    pub fn refuses_vulnerable_engines(&self) -> bool {
+        self.loaded.as_ref().is_some_and(|loaded| loaded.rules.refuse_vulnerable_engines)
+    }
+
+    /// The step under this policy: as it was or tighter. Paths that a rule speaks of come back without symlinks, so that
+    /// what was compared is what is used.
+    ///
+    /// # Errors
+    /// [`PolicyRefusal::Step`] when the step asks for what is not allowed.
+    pub fn apply(&self, step: &Step) -> Result<Step, PolicyRefusal> {
+        let mut tightened = step.clone();
+        if let Some(loaded) = &self.loaded {
+            Application { step: &mut tightened, source: &loaded.source }.run(&loaded.rules)?;
+        }
+        Ok(tightened)
+    }
+}
+
+struct Application<'a> {
+    step: &'a mut Step,
+    source: &'a Arc<Source>,
+}
+
+impl Application<'_> {
+    fn run(&mut self, rules: &Rules) -> Result<(), PolicyRefusal> {
+        if let Some(allowed) = &rules.backends {
+            self.backends(allowed)?;
+        }
+        if let Some(minimum) = rules.minimum_isolation {
+            self.minimum_isolation(minimum)?;
+        }
+        self.maxima(&rules.maxima)?;
+        if let Some(allowed) = &rules.images {
+            self.image(allowed)?;
+        }
+        self.kernel(&rules.kernels)?;
+        if let Some(allowed) = &rules.mounts {
+            self.mounts(allowed)?;
+        }
+        if let Some(most) = rules.filesystem_grant
+            && self.step.grants.filesystem > most
+        {
+            let asked = format!("the grant `filesystem: {}`", self.step.grants.filesystem.name());
+            return self.refuse(
+                "sandbox.grants.filesystem",
+                asked,
+                format!("`{}` at most", most.name()),
+                "grants.filesystem",
+            );
+        }
+        self.step.require.extend(&rules.require);
+        self.step.refuse_vulnerable_engines |= rules.refuse_vulnerable_engines;
+        Ok(())
+    }
+
+    fn refuse(&self, key: &str, asked: String, allowed: String, rule: &str) -> Result<(), PolicyRefusal> {
+        Err(PolicyRefusal::Step {
+            index: self.step.index,
+            name: self.step.name.clone(),
+            asked,
+            place: self.step.place(key).clone(),
+            allowed,
+            rule: Place::value(self.source, KeyPath::root().keys(rule)),
+        })
+    }
+
+    fn backends(&mut self, allowed: &BTreeSet<Backend>) -> Result<(), PolicyRefusal> {
+        self.step.allowed_backends.retain(|backend| allowed.contains(backend));
+        if !self.step.candidates().is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = allowed.iter().map(|backend| backend.name()).collect();
+        let allowed = if names.is_empty() { "no backend".to_owned() } else { names.join(", ") };
+        self.refuse("sandbox.backend", format!("the backend `{}`", self.step.backend), allowed, "backends")
+    }
+
+    fn minimum_isolation(&mut self, minimum: Tier) -> Result<(), PolicyRefusal> {
+        let allowed = || format!("nothing below `{minimum}`");
+        if let Some(asked) = self.step.minimum_isolation.filter(|asked| *asked < minimum) {
+            return self.refuse(
+                "sandbox.minimum-isolation",
+                format!("isolation `{asked}`"),
+                allowed(),
+                "minimum-isolation",
+            );
+        }
+        // A weaker backend can't be raised to the policy's floor: say so now, in the policy's name.
+        if let Some(best) =
+            self.step.candidates().iter().map(|backend| backend.reaches()).max().filter(|best| *best < minimum)
+        {
+            let asked = format!("the backend `{}`, which reaches `{best}`", self.step.backend);
+            return self.refuse("sandbox.backend", asked, allowed(), "minimum-isolation");
+        }
+        self.step.minimum_isolation = Some(self.step.floor().max(minimum));
+        Ok(())
+    }
+
+    fn maxima(&mut self, maxima: &[(Limit, u64)]) -> Result<(), PolicyRefusal> {
+        for &(limit, most) in maxima {
+            let asked = self.step.limits.amount(limit);
+            if asked > most && self.step.limits.written.contains(&limit) {
+                let key = match limit {
+                    Limit::Timeout => limit.key().to_owned(),
+                    _ => format!("sandbox.{}", limit.key()),
+                };
+                let rule = format!("maxima.{}", limit.key());
+                let asked = format!("{} {}", limit.noun(), limit.show(asked));
+                return self.refuse(&key, asked, format!("{} at most", limit.show(most)), &rule);
+            }
+            // Written by the policy now, if by nobody else: a maximum that is not enforced would be none.
+            self.step.limits.write(limit, asked.min(most));
+        }
+        Ok(())
+    }
+
+    fn image(&mut self, allowed: &[ImageRule]) -> Result<(), PolicyRefusal> {
+        if self.step.candidates().iter().all(|backend| *backend == Backend::Wasm) {
+            return Ok(());
+        }
+        if let Some(
+            ImageSource::Dir(path)
+            | ImageSource::Tar(path)
+            | ImageSource::OciLayout(path)
+            | ImageSource::DockerArchive(path),
+        ) = &mut self.step.image
+        {
+            // What does not exist matches no rule by its path; a symlink counts as what it points to.
+            *path = std::fs::canonicalize(&*path).unwrap_or_default();
+        }
+        // Without an image gvisor takes the host's tree.
+        let image = self.step.image.clone().unwrap_or(ImageSource::Host).to_string();
+        let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
+        let fits = |rule: &ImageRule| match rule {
+            ImageRule::Pattern(pattern) => pattern.matches_with(&image, options),
+            ImageRule::Digest(digest) => self.step.image_digest == Some(*digest),
+        };
+        if allowed.iter().any(fits) {
+            return Ok(());
+        }
+        let words: Vec<_> = allowed
+            .iter()
+            .map(|rule| match rule {
+                ImageRule::Pattern(pattern) => shown(pattern.as_str()),
+                ImageRule::Digest(digest) => format!("sha256:{digest}"),
+            })
+            .collect();
+        let words = if words.is_empty() { "none".to_owned() } else { words.join(", ") };
+        self.refuse("sandbox.image", format!("the image `{}`", shown(&image)), words, "images")
+    }
+
+    fn kernel(&mut self, allowed: &BTreeSet<Sha256Digest>) -> Result<(), PolicyRefusal> {
+        let Kernel::Path { path, listed } = &mut self.step.kernel else { return Ok(()) };
+        if !allowed.is_empty() {
+            *listed = Some(allowed.clone());
+            return Ok(());
+        }
+        let asked = format!("the kernel `{}`", shown(&path.to_string_lossy()));
+        self.refuse("sandbox.kernel", asked, "no kernel but `distro`".to_owned(), "kernels")
+    }
+
+    fn mounts(&mut self, allowed: &[PathBuf]) -> Result<(), PolicyRefusal> {
+        for index in 0..self.step.mounts.len() {
+            let path = &self.step.mounts[index].path;
+            let resolved = std::fs::canonicalize(path).ok();
+            let below = |allowed: &PathBuf| {
+                let allowed = std::fs::canonicalize(allowed).unwrap_or_else(|_| allowed.clone());
+                resolved.as_ref().is_some_and(|path| path.starts_with(allowed))
+            };
+            if !allowed.iter().any(below) {
+                let words: Vec<_> = allowed.iter().map(|path| shown(&path.to_string_lossy())).collect();
+                let words =
+                    if words.is_empty() { "none".to_owned() } else { format!("what is below {}", words.join(", ")) };
+                let asked = match &resolved {
+                    Some(resolved) => format!("the mount `{}`", shown(&resolved.to_string_lossy())),
+                    None => format!("the mount `{}`, which does not exist", shown(&path.to_string_lossy())),
+                };
+                return self.refuse("sandbox.mounts", asked, words, "mounts");
+            }
+            self.step.mounts[index].path = resolved.unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+impl Rules {
+    fn parse(source: &Arc<Source>) -> Result<Rules, SpecError> {
+        let root = raw::tree(source)?;
+        let at = |key: &str| Place::value(source, KeyPath::root().keys(key));
+        if root.is_null() {
+            let place = Place::value(source, KeyPath::root());
+            return Err(SpecError::invalid_help(
+                &place,
+                "empty",
+                "write at least `minimum-isolation: container`, or remove the file",
+            ));
+        }
+        let raw: RawPolicy = raw::read(source, &root, KeyPath::root())?;
+        if let Some(version) = raw.version.filter(|version| version.0 != "1") {
+            let reason = format!("version `{}` is not known to this plimsoll", shown(&version.0));
+            return Err(SpecError::invalid_help(&at("version"), reason, "the only version is 1"));
+        }
+        if let Some(network) = &raw.network {
+            one_of(&at("network"), &network.0, &[Network::None], |Network::None| "none")?;
+        }
+        let tier = raw.minimum_isolation.map(|tier| one_of(&at("minimum-isolation"), &tier.0, &Tier::ALL, Tier::name));
+        let grant = raw.grants.and_then(|grants| grants.filesystem);
+        let grant =
+            grant.map(|grant| one_of(&at("grants.filesystem"), &grant.0, &FilesystemGrant::ALL, FilesystemGrant::name));
+        let vulnerable =
+            raw.vulnerable_engines.map(|word| one_of(&at("vulnerable-engines"), &word.0, &["warn", "refuse"], |w| w));
+        Ok(Rules {
+            minimum_isolation: tier.transpose()?,
+            backends: list(raw.backends, &at("backends"), |place, word| {
+                one_of(place, word, &Backend::ALL, Backend::name)
+            })?,
+            engines: list(raw.engines, &at("engines"), digest)?.unwrap_or_default(),
+            kernels: list(raw.kernels, &at("kernels"), digest)?.unwrap_or_default(),
+            images: list(raw.images, &at("images"), image_rule)?,
+            maxima: maxima(&raw.maxima.unwrap_or_default(), &at("maxima"))?,
+            mounts: list(raw.mounts, &at("mounts"), |place, text| {
+                let path = PathBuf::from(text);
+                if path.is_absolute() { Ok(path) } else { Err(SpecError::invalid(place, "not an absolute path")) }
+            })?,
+            filesystem_grant: grant.transpose()?,
+            require: list(raw.require, &at("require"), |place, word| {
+                one_of(place, word, ControlId::ALL, ControlId::name)
+            })?
+            .unwrap_or_default(),
+            refuse_vulnerable_engines: vulnerable.transpose()? == Some("refuse"),
+        })
+    }
+}
+
+fn list<T, C: FromIterator<T>>(
+    texts: Option<Vec<Text>>,
+    place: &Place,
+    parse: impl Fn(&Place, &str) -> Result<T, SpecError>,
+) -> Result<Option<C>, SpecError> {
+    let parsed =
+        texts.map(|texts| texts.iter().enumerate().map(|(index, text)| parse(&place.item(index), &text.0)).collect());
+    parsed.transpose()
+}
+
+fn image_rule(place: &Place, text: &str) -> Result<ImageRule, SpecError> {
+    if text.starts_with("sha256:") {
+        return digest(place, text).map(ImageRule::Digest);
+    }
+    glob::Pattern::new(text)
+        .map(ImageRule::Pattern)
+        .map_err(|error| SpecError::invalid(place, format!("not a pattern: {}", error.msg)))
+}
+
+fn maxima(raw: &RawMaxima, place: &Place) -> Result<Vec<(Limit, u64)>, SpecError> {
+    let mut maxima = Vec::new();
+    for limit in Limit::ALL {
+        let text = match limit {
+            Limit::Cpus => &raw.cpus,
+            Limit::Memory => &raw.memory,
+            Limit::Disk => &raw.disk,
+            Limit::Pids => &raw.pids,
+            Limit::Output => &raw.output,
+            Limit::Timeout => &raw.timeout_minutes,
+        };
+        let Some(text) = text else { continue };
+        let amount = limit.parse(&text.0).map_err(|bad| {
+            SpecError::invalid_help(
+                &place.below(limit.key()),
+                format!("`{}` is {}", shown(&text.0), bad.reason),
+                bad.help,
+            )
+        })?;
+        maxima.push((limit, amount));
+    }
+    Ok(maxima)
+}
+
+impl fmt::Display for Effect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests;
