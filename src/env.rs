@@ -190,7 +190,8 @@ impl Env {
 impl<V: Into<OsString>> FromIterator<(Var, V)> for Env {
     /// An environment of given values, for tests and for a service that answers for somebody else's process.
     fn from_iter<I: IntoIterator<Item = (Var, V)>>(values: I) -> Self {
-        let values = values.into_iter().map(|(var, v)| (var, v.into())).filter(|(_, v): &(Var, OsString)| !v.is_empty());
+        let values =
+            values.into_iter().map(|(var, v)| (var, v.into())).filter(|(_, v): &(Var, OsString)| !v.is_empty());
         Self { values: values.collect() }
     }
 }

@@ -149,9 +149,9 @@ impl Context {
             });
         }
 
-        let event = env.path(Var::GithubEventPath).map(|path| {
-            read_event(&path).map_err(|e| format!("the event in {} is left out: {e}", path.display()))
-        });
+        let event = env
+            .path(Var::GithubEventPath)
+            .map(|path| read_event(&path).map_err(|e| format!("the event in {} is left out: {e}", path.display())));
         let event = match event {
             Some(Ok(event)) => event,
             Some(Err(why)) => {
@@ -174,8 +174,7 @@ impl Context {
         context.runner = claim(env, Var::CiRunnerDescription);
         context.run_url = claim(env, Var::CiJobUrl);
         // Set in merged-results pipelines only, where the job's commit is a merge that nobody wrote.
-        context.head_sha =
-            env.text(Var::CiMergeRequestSourceBranchSha).and_then(sha).or_else(|| context.sha.clone());
+        context.head_sha = env.text(Var::CiMergeRequestSourceBranchSha).and_then(sha).or_else(|| context.sha.clone());
         if let Some(number) = env.number(Var::CiMergeRequestIid) {
             let (target, source) =
                 (env.text(Var::CiMergeRequestProjectPath), env.text(Var::CiMergeRequestSourceProjectPath));

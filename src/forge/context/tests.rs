@@ -45,10 +45,7 @@ fn a_pull_request_from_the_same_repository() {
     let context = github("pull_request", &[]);
     assert_eq!(context.change, Change::Request { number: 31, fork: false });
     assert_eq!((context.sha.as_deref(), context.head_sha.as_deref()), (Some(MERGE), Some(HEAD)));
-    assert_eq!(
-        context.run_url.as_deref(),
-        Some("https://ghe.example/octo/widgets/actions/runs/30433642/attempts/2")
-    );
+    assert_eq!(context.run_url.as_deref(), Some("https://ghe.example/octo/widgets/actions/runs/30433642/attempts/2"));
     assert_eq!((context.job.as_deref(), context.attempt, context.number()), (Some("unit"), Some(2), Some(31)));
     assert_eq!(context.remarks, [""; 0]);
 }
