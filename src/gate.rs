@@ -137,10 +137,20 @@ impl Passage {
 
 /// Takes one step through the gate.
 pub async fn pass(request: Request<'_>, dispatch: Dispatch, output: &mut Output, cancel: &mut Cancel) -> Passage {
+    let prepare = Sandbox::prepare(request.backend, request.plan);
+    pass_prepared(&request, prepare, dispatch, output, cancel).await
+}
+
+async fn pass_prepared(
+    request: &Request<'_>,
+    prepare: impl Future<Output = Result<Sandbox, PrepareError>>,
+    dispatch: Dispatch,
+    output: &mut Output,
+    cancel: &mut Cancel,
+) -> Passage {
     let began = Instant::now();
-    let plan = request.plan;
     let prepared = tokio::select! {
-        prepared = tokio::time::timeout(PREPARE_PATIENCE, Sandbox::prepare(request.backend, plan)) => prepared,
+        prepared = tokio::time::timeout(PREPARE_PATIENCE, prepare) => prepared,
         // Dropping the half-built boundary kills what it started.
         signal = cancelled(cancel) => return Passage::new(End::CancelledBefore(signal)),
     };
@@ -160,7 +170,7 @@ pub async fn pass(request: Request<'_>, dispatch: Dispatch, output: &mut Output,
     };
     let mut passage = Passage::new(End::NotProven(String::new()));
     passage.engine = Some(sandbox.engine());
-    passage.end = cross(&request, dispatch, &mut sandbox, output, cancel, &mut passage, began).await;
+    passage.end = cross(request, dispatch, &mut sandbox, output, cancel, &mut passage, began).await;
     passage.usage = sandbox.usage();
     let left = match tokio::time::timeout(TEARDOWN_PATIENCE, sandbox.teardown()).await {
         Ok(left) => left,
@@ -249,4 +259,187 @@ fn host_observations(plan: &Plan) -> Vec<Observation> {
         limit(ControlId::TimeLimit, deadline, "the runner's own timer, in milliseconds"),
         limit(ControlId::OutputLimit, plan.bounds.output_bytes, "the runner's own writer, in bytes per stream"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use plimsoll_guest::{FromGuest, GuestLimits, OutputBudget, Program, Stream, encode};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::backend::fake::{Calls, Fake, Script};
+    use crate::backend::{Bounds, Engines};
+    use crate::evidence::Status;
+
+    fn plan(deadline: Duration) -> Plan {
+        Plan {
+            id: "test".into(),
+            scratch: "/nonexistent".into(),
+            bounds: Bounds { memory_bytes: 1, cpu_millis: 1, pids: 1, disk_bytes: 1, output_bytes: 100, deadline },
+            workspace: None,
+            rootfs: None,
+            mounts: vec![],
+            filesystem: plimsoll_guest::Filesystem::None,
+            deterministic: false,
+            engines: Engines::default(),
+        }
+    }
+
+    fn dispatch() -> Dispatch {
+        Dispatch {
+            program: Program::Script { argv: vec![], text: String::new() },
+            env: vec![],
+            working_directory: ".".into(),
+            user: (1, 1),
+            outputs: vec![],
+            output_budget: OutputBudget { files: 0, bytes: 0 },
+            limits: GuestLimits { pids: 1, memory_bytes: 1, disk_bytes: 1, deadline_ms: 1 },
+            clock_ns: 0,
+            entropy: [0; 32],
+        }
+    }
+
+    /// What the gate always requires of a boundary, and nothing else.
+    fn enough() -> Vec<Observation> {
+        [Fact::Interfaces { names: vec![], own_namespace: true }, Fact::Environment { names: vec![], leaked: vec![] }]
+            .map(Observation::host)
+            .to_vec()
+    }
+
+    fn done(exit_code: i32) -> FromGuest {
+        FromGuest::Result(GuestResult {
+            exit_code: Some(exit_code),
+            signal: None,
+            limit_hit: None,
+            refused: None,
+            message: None,
+            peak_memory_bytes: 0,
+            cpu_ms: 0,
+        })
+    }
+
+    fn good() -> Script {
+        Script { says: vec![done(0)], lingers: true, before: enough(), after: Some(vec![]), ..Script::default() }
+    }
+
+    async fn go(script: Script, deadline: Duration, signal: Option<CancelSignal>) -> (Passage, Vec<&'static str>) {
+        let logs = tempfile::tempdir().unwrap();
+        let mut output = Output::create(logs.path(), None, 100, OutputBudget { files: 0, bytes: 0 }, None).unwrap();
+        let calls: Calls = Arc::new(Mutex::new(vec![]));
+        let (plan, required) = (plan(deadline), BTreeSet::new());
+        let request = Request { backend: BackendKind::Wasm, plan: &plan, floor: Tier::Process, required: &required };
+        let (sender, mut cancel) = watch::channel(None);
+        if let Some(signal) = signal {
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                let _ = sender.send(Some(signal));
+            });
+        }
+        let prepare = async { Fake::prepare(script, Arc::clone(&calls)).map(|f| Sandbox::Fake(Box::new(f))) };
+        let passage = pass_prepared(&request, prepare, dispatch(), &mut output, &mut cancel).await;
+        let calls = calls.lock().unwrap().clone();
+        (passage, calls)
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+    const WHOLE: [&str; 5] = ["prepare", "observe", "dispatch", "observe again", "tear down"];
+
+    #[tokio::test]
+    async fn the_calls_are_made_in_their_order() {
+        let (passage, calls) = go(good(), LONG, None).await;
+        assert_eq!(calls, WHOLE);
+        assert_eq!(passage.dispatched, Dispatched::Yes);
+        assert!(matches!(passage.end, End::Result(_)), "{:?}", passage.end);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_dispatched_into_a_boundary_that_does_not_prove_itself() {
+        let leak = Observation::host(Fact::Environment { names: vec!["T".into()], leaked: vec!["T".into()] });
+        let refused = Script { before: vec![leak], ..good() };
+        let silent = Script { wrong_nonce: true, ..good() };
+        let early = Script { early: Some(done(0)), ..good() };
+        let blind = Script { before: vec![], ..good() };
+        for (script, calls_made) in [
+            (refused, &["prepare", "observe", "tear down"][..]),
+            (blind, &["prepare", "observe", "tear down"][..]),
+            (silent, &["prepare", "tear down"][..]),
+            (early, &["prepare", "tear down"][..]),
+        ] {
+            let (passage, calls) = go(script, LONG, None).await;
+            assert_eq!(calls, calls_made);
+            assert_eq!(passage.dispatched, Dispatched::No);
+            assert!(matches!(passage.end, End::Refused(_) | End::NotProven(_)), "{:?}", passage.end);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_boundary_that_is_not_there_is_no_result() {
+        let (passage, calls) = go(Script { unavailable: true, ..good() }, LONG, None).await;
+        assert_eq!(calls, ["prepare"]);
+        assert!(matches!(passage.end, End::NotPrepared(_)));
+    }
+
+    #[tokio::test]
+    async fn a_boundary_that_changed_is_told() {
+        let changed = Observation::host(Fact::Changed {
+            control: ControlId::Seccomp,
+            what: "seccomp".into(),
+            before: "every thread".into(),
+            after: "1 of 2 threads".into(),
+        });
+        let (passage, _) = go(Script { after: Some(vec![changed.clone()]), ..good() }, LONG, None).await;
+        assert_eq!(passage.changed, [changed]);
+        assert_eq!(
+            crate::evidence::judge::weigh(&passage.observations).grades[&ControlId::Seccomp],
+            Status::NotEnforced
+        );
+        let (passage, _) = go(Script { after: None, ..good() }, LONG, None).await;
+        assert!(passage.unobserved.is_some());
+    }
+
+    #[tokio::test]
+    async fn at_the_deadline_it_is_observed_before_it_is_torn_down() {
+        let (passage, calls) = go(Script { says: vec![], ..good() }, Duration::from_millis(50), None).await;
+        assert_eq!(calls, WHOLE);
+        assert!(matches!(passage.end, End::TimedOut));
+        assert_eq!(passage.limit_hit(), Some(LimitHit::Time));
+    }
+
+    #[tokio::test]
+    async fn cancelled_while_running_is_torn_down_all_the_same() {
+        let (passage, calls) = go(Script { says: vec![], ..good() }, LONG, Some(CancelSignal::Terminate)).await;
+        assert_eq!(calls, WHOLE);
+        assert!(matches!(passage.end, End::Cancelled(CancelSignal::Terminate)));
+    }
+
+    #[tokio::test]
+    async fn a_boundary_that_ends_by_itself_has_no_result() {
+        let (passage, calls) = go(Script { says: vec![], lingers: false, ..good() }, LONG, None).await;
+        assert_eq!(calls, ["prepare", "observe", "dispatch", "tear down"]);
+        assert!(matches!(passage.end, End::Gone));
+    }
+
+    #[tokio::test]
+    async fn a_hostile_guest_ends_in_a_verdict() {
+        let huge = Script { says: vec![], raw: vec![0xff; 8], ..good() };
+        let garbage = Script { says: vec![], raw: vec![2, 0, 0, 0, 0xee, 0xee], ..good() };
+        let answer = FromGuest::Answer {
+            protocol: plimsoll_guest::PROTOCOL,
+            nonce: [0; 32],
+            kernel: String::new(),
+            boot_id: String::new(),
+        };
+        let again = Script { says: vec![answer], ..good() };
+        for script in [huge, garbage, again] {
+            let (passage, calls) = go(script, LONG, None).await;
+            assert_eq!(calls, WHOLE);
+            assert!(matches!(passage.end, End::Protocol(_)), "{:?}", passage.end);
+        }
+        // A frame cut short by the end of the boundary is the end of the boundary.
+        let cut = encode(&FromGuest::Output { stream: Stream::Stdout, bytes: vec![1; 50] }).unwrap();
+        let cut = Script { says: vec![], raw: cut[..20].to_vec(), lingers: false, ..good() };
+        assert!(matches!(go(cut, LONG, None).await.0.end, End::Gone));
+    }
 }

@@ -25,6 +25,8 @@ use self::gvisor::Gvisor;
 use self::wasm::Wasm;
 
 pub mod channel;
+#[cfg(test)]
+pub mod fake;
 pub mod gvisor;
 pub mod output;
 pub mod process;
@@ -178,6 +180,9 @@ pub enum Sandbox {
     Wasm(Box<Wasm>),
     /// gVisor.
     Gvisor(Box<Gvisor>),
+    /// Scripted, for the gate's tests.
+    #[cfg(test)]
+    Fake(Box<fake::Fake>),
 }
 
 impl Sandbox {
@@ -202,6 +207,8 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.channel(),
             Self::Gvisor(s) => s.channel(),
+            #[cfg(test)]
+            Self::Fake(s) => s.channel(),
         }
     }
 
@@ -214,6 +221,8 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.observe(phase, answered),
             Self::Gvisor(s) => s.observe(phase, answered),
+            #[cfg(test)]
+            Self::Fake(s) => s.observe(phase),
         }
     }
 
@@ -230,6 +239,8 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
             Self::Gvisor(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
+            #[cfg(test)]
+            Self::Fake(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
         }
     }
 
@@ -238,6 +249,8 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.usage(),
             Self::Gvisor(s) => s.usage(),
+            #[cfg(test)]
+            Self::Fake(s) => s.usage(),
         }
     }
 
@@ -247,6 +260,8 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.engine(),
             Self::Gvisor(s) => s.engine(),
+            #[cfg(test)]
+            Self::Fake(s) => s.engine(),
         }
     }
 
@@ -255,6 +270,8 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.teardown().await,
             Self::Gvisor(s) => s.teardown().await,
+            #[cfg(test)]
+            Self::Fake(s) => s.teardown().await,
         }
     }
 }

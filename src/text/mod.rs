@@ -228,3 +228,20 @@ fn is_quick_action(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests;
+
+/// An error and its causes on one line, for places that hold one text.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Transparent wrappers repeat their cause.
+        if !text.ends_with(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,43 @@
+//! The digest of what was asked for.
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::spec::{Limit, Policy, Step};
+
+/// SHA-256 (lowercase hex) over the steps as asked for and the policy's digest, as JSON with sorted keys and no white
+/// space. Two runs of the same steps under the same policy have the same one.
+#[must_use]
+pub fn digest(steps: &[Step], policy: Option<&Policy>) -> String {
+    let request = json!({
+        "steps": steps.iter().map(step).collect::<Vec<_>>(),
+        "policy": policy.and_then(Policy::sha256).map(|digest| digest.to_string()),
+    });
+    // serde_json's map is sorted, and its compact form has no white space.
+    hex::encode(Sha256::digest(request.to_string()))
+}
+
+fn step(step: &Step) -> Value {
+    let limits: serde_json::Map<String, Value> =
+        Limit::ALL.iter().map(|&limit| (limit.key().to_owned(), step.limits.amount(limit).into())).collect();
+    json!({
+        "index": step.index,
+        "name": step.name,
+        "artifact": step.artifact.to_string(),
+        "command": step.command.to_string(),
+        "env": step.env,
+        "working-directory": step.working_directory,
+        "continue-on-error": step.continue_on_error,
+        "backend": step.backend.name(),
+        "floor": step.floor(),
+        "require": step.require,
+        "image": step.image.as_ref().map(ToString::to_string),
+        "image-digest": step.image_digest.map(|digest| digest.to_string()),
+        "limits": limits,
+        "mounts": step.mounts.iter().map(|m| json!([m.path, m.at])).collect::<Vec<_>>(),
+        "grants": step.grants.names(),
+        "deterministic": step.deterministic,
+        "outputs": step.outputs,
+        "junit": step.junit,
+    })
+}

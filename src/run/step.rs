@@ -1,0 +1,341 @@
+//! One step on its way: policy, artifact, image, gate, report.
+
+use std::fs::{DirBuilder, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use plimsoll_guest::Dispatch;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use tokio::sync::mpsc;
+
+use super::payload::{self, OUTPUT_BUDGET};
+use super::record::{self, refusal, refuse};
+use super::{Context, Event};
+use crate::artifact::acquire::{Acquire, acquire};
+use crate::artifact::budget::Budget;
+use crate::artifact::rejection::Error as ArtifactError;
+use crate::artifact::unpack::Summary;
+use crate::backend::channel::Cancel;
+use crate::backend::{BackendKind, Output, Plan, PrepareError};
+use crate::exit::Exit;
+use crate::gate::{Dispatched, End, Passage, Request, pass};
+use crate::image::Image;
+use crate::report::guest_junit;
+use crate::report::{ArtifactRecord, ImageRecord, StepReport};
+use crate::spec::{ArtifactSource, ImageSource, Sha256Digest, Step};
+
+/// How long bringing in an artifact may take.
+const ARTIFACT_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Takes one step all the way. Whatever happens, the report says so.
+pub async fn run(context: &Context, step: &Step, mut cancel: Cancel) -> StepReport {
+    let began = Instant::now();
+    let mut report = record::blank(step);
+    if let Some(signal) = *cancel.borrow() {
+        record::cancel(&mut report, signal);
+        return report;
+    }
+    let attempt = Attempt { context, step, report: &mut report };
+    attempt.go(&mut cancel).await;
+    let total = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    report.resources.total_ms = total;
+    report
+}
+
+struct Attempt<'a> {
+    context: &'a Context,
+    step: &'a Step,
+    report: &'a mut StepReport,
+}
+
+/// What a step needs before it can go to the gate.
+struct Ready {
+    scratch: PathBuf,
+    workspace: PathBuf,
+    dispatch: Dispatch,
+}
+
+impl Attempt<'_> {
+    fn progress(&self, what: impl Into<String>) {
+        let _ = self.context.events.send(Event::Progress { index: self.report.index, what: what.into() });
+    }
+
+    async fn go(mut self, cancel: &mut Cancel) {
+        let began = Instant::now();
+        let floor = self.step.floor();
+        let candidates: Vec<BackendKind> =
+            self.step.candidates().into_iter().filter(|backend| backend.reaches() >= floor).collect();
+        if candidates.is_empty() {
+            return refuse(self.report, Exit::Refused, record::out_of_reach(self.step, floor));
+        }
+        let Some(ready) = self.ready(cancel).await else { return };
+        let unpacked_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let last = candidates.len() - 1;
+        for (position, backend) in candidates.into_iter().enumerate() {
+            self.report.backend = Some(backend.name().to_owned());
+            self.report.resources.prepare_ms = unpacked_ms;
+            let more = position < last;
+            if self.through_the_gate(backend, &ready, cancel, more).await {
+                break;
+            }
+        }
+    }
+
+    /// Brings in the artifact and reads the program out of it.
+    async fn ready(&mut self, cancel: &mut Cancel) -> Option<Ready> {
+        let scratch = self.context.scratch.join(self.step.directory());
+        let workspace = scratch.join("workspace");
+        let made = DirBuilder::new().mode(0o700).create(&scratch).and_then(|()| {
+            // Whoever unpacks and whoever runs inside has another uid; the scratch directory above keeps others out.
+            DirBuilder::new().mode(0o777).create(&workspace)?;
+            std::fs::set_permissions(&workspace, std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        });
+        if let Err(e) = made {
+            self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
+            return None;
+        }
+        self.progress("unpacking");
+        if !self.unpack(&workspace, cancel).await {
+            return None;
+        }
+        match payload::dispatch(self.step, &workspace, crate::backend::wasm::runtimes::read) {
+            Ok(dispatch) => Some(Ready { scratch, workspace, dispatch }),
+            Err(e) => {
+                let help = e.help().to_owned();
+                let exit = match e {
+                    payload::PayloadError::Runtime { .. } => Exit::Unavailable,
+                    payload::PayloadError::Entropy => Exit::Internal,
+                    _ => Exit::Rejected,
+                };
+                refuse(self.report, exit, refusal("artifact", "no-program", crate::text::chain(&e), &help));
+                None
+            }
+        }
+    }
+
+    async fn unpack(&mut self, workspace: &Path, cancel: &mut Cancel) -> bool {
+        let (path, sha256) = match &self.step.artifact {
+            ArtifactSource::Path(path) => (path.clone(), None),
+            ArtifactSource::PathWithDigest { path, sha256 } => (path.clone(), Some(*sha256)),
+            ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. } => {
+                let message = format!("this release of plimsoll does not fetch artifacts from a forge ({})", self.step.artifact);
+                let help = "download it in a step before, and name its path";
+                refuse(self.report, Exit::Rejected, refusal("artifact", "not-fetched", message, help));
+                return false;
+            }
+        };
+        let source = self.step.artifact.to_string();
+        let stop = Arc::new(AtomicBool::new(false));
+        let work = {
+            let (stop, workspace, exclude) = (Arc::clone(&stop), workspace.to_owned(), self.context.exclude.clone());
+            tokio::task::spawn_blocking(move || -> Result<Summary, ArtifactError> {
+                let destination =
+                    File::open(&workspace).map_err(|e| ArtifactError::failed("open the place for the artifact", e))?;
+                let what = Acquire {
+                    path: &path,
+                    sha256: sha256.map(|Sha256Digest(bytes)| bytes.into()),
+                    budget: Budget::default(),
+                    deadline: ARTIFACT_DEADLINE,
+                    exclude: &exclude,
+                };
+                acquire(&what, destination.as_fd(), &stop, super::jailed_helper)
+            })
+        };
+        tokio::pin!(work);
+        let summary = tokio::select! {
+            summary = &mut work => summary,
+            signal = crate::backend::channel::cancelled(cancel) => {
+                stop.store(true, Ordering::Relaxed);
+                let _ = work.await;
+                record::cancel(self.report, signal);
+                return false;
+            }
+        };
+        match summary {
+            Ok(Ok(summary)) => {
+                self.report.artifact = Some(ArtifactRecord {
+                    source,
+                    format: summary.packing(),
+                    sha256: summary.sha256.to_string(),
+                    files: summary.files,
+                    bytes: summary.bytes,
+                });
+                true
+            }
+            Ok(Err(ArtifactError::Rejected(rejection))) => {
+                let message = format!("artifact {source}: {rejection}");
+                let record = refusal("artifact", rejection.rule.name(), message, rejection.help());
+                refuse(self.report, Exit::Rejected, record);
+                false
+            }
+            Ok(Err(error)) => {
+                self.internal("artifact", format!("artifact {source}: {}", crate::text::chain(&error)));
+                false
+            }
+            Err(panic) => {
+                self.internal("artifact", panic.to_string());
+                false
+            }
+        }
+    }
+
+    /// Tries one backend; says whether that settles the step. With `more` backends to try, one that this host lacks or
+    /// that does not prove the floor settles nothing, since nothing ran.
+    async fn through_the_gate(&mut self, backend: BackendKind, ready: &Ready, cancel: &mut Cancel, more: bool) -> bool {
+        let scratch = ready.scratch.join(backend.name());
+        if let Err(e) = DirBuilder::new().mode(0o700).create(&scratch) {
+            self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
+            return true;
+        }
+        let image = match self.image(backend, &scratch, more) {
+            Ok(image) => image,
+            Err(settled) => return settled,
+        };
+        let plan = self.plan(ready, scratch, image);
+        let output = match self.output() {
+            Ok(output) => output,
+            Err(e) => {
+                self.internal("collect", format!("failed to make the step's log files: {e}"));
+                return true;
+            }
+        };
+        self.progress(format!("preparing {backend}"));
+        let request = Request { backend, plan: &plan, floor: self.step.floor(), required: &self.step.required() };
+        let (passage, written) = {
+            let mut output = output;
+            let passage = pass(request, ready.dispatch.clone(), &mut output, cancel).await;
+            (passage, output.finish())
+        };
+        if more && passage.dispatched == Dispatched::No && turned_away(&passage) {
+            self.report.notices.push(format!("{backend} was passed over: {}", why(&passage)));
+            self.discard_logs();
+            return false;
+        }
+        record::passage(self.report, self.step, passage, written);
+        self.merge_guest_tests();
+        true
+    }
+
+    fn image(&mut self, backend: BackendKind, scratch: &Path, more: bool) -> Result<Option<Image>, bool> {
+        if backend == BackendKind::Wasm {
+            return Ok(None);
+        }
+        let source = self.step.image.clone().unwrap_or(ImageSource::Host);
+        match Image::resolve(&source, scratch) {
+            Ok(image) => {
+                self.report.image = Some(ImageRecord { reference: source.to_string(), digest: image.digest.clone() });
+                Ok(Some(image))
+            }
+            Err(e) if more => {
+                self.report.notices.push(format!("{backend} was passed over: {}", crate::text::chain(&e)));
+                Err(false)
+            }
+            Err(e) => {
+                let message = format!("image {source}: {}", crate::text::chain(&e));
+                refuse(self.report, Exit::Rejected, refusal("image", "image-rejected", message, "see `sandbox.image`"));
+                Err(true)
+            }
+        }
+    }
+
+    fn plan(&self, ready: &Ready, scratch: PathBuf, image: Option<Image>) -> Plan {
+        Plan {
+            id: format!("{}-{:02}", self.context.id, self.step.index),
+            scratch,
+            bounds: payload::bounds(self.step),
+            workspace: Some(ready.workspace.clone()),
+            image,
+            mounts: self.step.mounts.iter().map(|m| (m.path.clone(), m.at.display().to_string())).collect(),
+            filesystem: payload::filesystem(self.step),
+            deterministic: self.step.deterministic,
+            engines: self.context.engines.clone(),
+        }
+    }
+
+    fn logs(&self) -> PathBuf {
+        self.context.logs.join(self.report.directory())
+    }
+
+    fn output(&self) -> std::io::Result<Output> {
+        let logs = self.logs();
+        DirBuilder::new().recursive(true).mode(0o755).create(&logs)?;
+        let wanted = !self.step.outputs.is_empty() || self.step.junit.is_some();
+        let directory = if wanted {
+            let path = self.context.outputs.join(self.report.directory());
+            match std::fs::create_dir(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            Some(OwnedFd::from(File::open(&path)?))
+        } else {
+            None
+        };
+        let (live, mut pieces) = mpsc::unbounded_channel();
+        let (events, index) = (self.context.events.clone(), self.report.index);
+        tokio::spawn(async move {
+            while let Some(crate::backend::output::Piece { stream, bytes }) = pieces.recv().await {
+                let _ = events.send(Event::Output { index, stream, bytes });
+            }
+        });
+        Output::create(&logs, directory, self.step.limits.output, OUTPUT_BUDGET, Some(live))
+    }
+
+    /// Empty log files of a backend that was passed over make room for the next one's.
+    fn discard_logs(&self) {
+        for name in ["stdout.log", "stderr.log"] {
+            let _ = std::fs::remove_file(self.logs().join(name));
+        }
+    }
+
+    /// Reads the guest's own JUnit report out of the outputs: hostile, unverified, and no reason to fail.
+    fn merge_guest_tests(&mut self) {
+        let Some(junit) = &self.step.junit else { return };
+        if self.report.result.is_none() {
+            return;
+        }
+        let path = junit.to_string_lossy();
+        let Some(stored) = self.report.outputs.iter().find(|f| f.path == path).map(|f| f.path.clone()) else {
+            self.report.notices.push(format!("the guest wrote no JUnit report at {path:?}"));
+            return;
+        };
+        let root = self.context.outputs.join(self.report.directory());
+        let read = || -> std::io::Result<Vec<u8>> {
+            let root = OwnedFd::from(File::open(&root)?);
+            let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+            let file = openat2(&root, stored.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty(), beneath)?;
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES + 1), &mut bytes)?;
+            Ok(bytes)
+        };
+        match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::parse(&bytes).map_err(|e| e.to_string())) {
+            Ok(cases) => {
+                self.report.guest_tests = Some(cases.counts());
+                self.report.guest_cases = cases;
+            }
+            Err(why) => self.report.notices.push(format!("the guest's JUnit report was left out: {why}")),
+        }
+    }
+
+    fn internal(&mut self, stage: &str, message: String) {
+        let help = "this is a fault of the host or of plimsoll; run again with --verbose";
+        refuse(self.report, Exit::Internal, refusal(stage, "internal", message, help));
+    }
+}
+
+/// Whether a backend that is not here, or that did not prove the floor, leaves room for the next.
+fn turned_away(passage: &Passage) -> bool {
+    matches!(&passage.end, End::NotPrepared(PrepareError::Unavailable { .. }) | End::NotProven(_) | End::Refused(_))
+}
+
+fn why(passage: &Passage) -> String {
+    match &passage.end {
+        End::NotPrepared(e) => crate::text::chain(e),
+        End::NotProven(why) => why.clone(),
+        End::Refused(refusal) => refusal.to_string(),
+        _ => String::new(),
+    }
+}
