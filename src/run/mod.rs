@@ -1,13 +1,31 @@
 //! One run: steps from the spec through artifact, image and gate into the report.
 //!
-//! This is the library that local mode and, later, the service call; it knows nothing of terminals or forges.
+//! This is the library that local mode and, later, the service call; it knows nothing of terminals or forges. Main
+//! function: [`run`].
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Timestamp;
 use plimsoll_guest::Stream;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 
-use crate::report::StepReport;
+use self::record::{refusal, refuse};
+use self::scratch::{Scratch, ScratchError, Swept};
+use crate::artifact::directory::FileId;
+use crate::backend::Engines;
+use crate::backend::channel::Cancel;
+use crate::exit::Exit;
+use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, StepReport, Verdict};
+use crate::spec::{Policy, PolicyRefusal, Step};
 
 pub mod host;
+mod payload;
+mod record;
+mod request;
 pub mod scratch;
+mod step;
 
 /// What happens during a run, for whoever shows it live. Guest bytes are raw.
 #[derive(Debug, Clone)]
@@ -40,4 +58,174 @@ pub enum Event {
         /// Everything about it.
         step: Box<StepReport>,
     },
+}
+
+/// What a run is asked to do.
+#[derive(Debug)]
+pub struct Job {
+    /// Steps, as selected.
+    pub steps: Vec<Step>,
+    /// The operator's policy, or why it can't be applied: then every step is refused.
+    pub policy: Result<Policy, PolicyRefusal>,
+    /// Steps that run at the same time.
+    pub jobs: usize,
+    /// Engine executables named by flags or the environment.
+    pub engines: Engines,
+    /// Where runs keep private directories: see [`scratch`].
+    pub state: PathBuf,
+    /// Directory in which each step's log files go to `<step>/`; exists.
+    pub logs: PathBuf,
+    /// Directory in which each step's output files go to `<step>/`; exists.
+    pub outputs: PathBuf,
+    /// Directories that a directory artifact does not carry: the report's and the outputs', as they are and as they
+    /// are being built.
+    pub exclude: Vec<PathBuf>,
+    /// The CI job.
+    pub ci: Option<Ci>,
+    /// The machine's name, as CI gives it.
+    pub runner: Option<String>,
+}
+
+/// What the steps of one run share.
+struct Context {
+    id: String,
+    scratch: PathBuf,
+    logs: PathBuf,
+    outputs: PathBuf,
+    exclude: Vec<FileId>,
+    engines: Engines,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+/// Runs the steps and says what happened. Fails only where there is nothing to report from.
+///
+/// # Errors
+/// If there is no private place to work in, or the executable cannot be read.
+pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel) -> Result<Report, RunError> {
+    let started_at = Timestamp::now();
+    let request_sha256 = request::digest(&job.steps, job.policy.as_ref().ok());
+    let policy = PolicyRecord {
+        sha256: job.policy.as_ref().ok().and_then(Policy::sha256).map(|digest| digest.to_string()),
+        effect: job.policy.as_ref().map_or("refused", |policy| policy.effect().name()).to_owned(),
+    };
+    for leftover in clean(&job.state)?.failed {
+        tracing::warn!("a killed run left something that could not be removed: {leftover}");
+    }
+    let scratch = Scratch::create(&job.state)?;
+    let mut engines = job.engines;
+    if let Ok(policy) = &job.policy {
+        engines.trusted.extend(policy.engines().iter().map(ToString::to_string));
+    }
+    let context = Arc::new(Context {
+        id: scratch::fresh_id().map_err(RunError::Randomness)?,
+        scratch: scratch.path().to_owned(),
+        logs: job.logs,
+        outputs: job.outputs,
+        exclude: job.exclude.iter().filter_map(|path| FileId::of(path).ok()).collect(),
+        engines,
+        events,
+    });
+    let policed: Vec<_> = job.steps.iter().map(|step| police(&job.policy, step)).collect();
+    let steps = run_all(&context, policed, job.jobs, cancel).await;
+    let exit_code = Exit::of_many(steps.iter().filter(|s| !s.forgiven).map(|s| s.exit));
+    Ok(Report {
+        verdict: if steps.is_empty() { Verdict::Skipped } else { Verdict::of(exit_code) },
+        exit_code,
+        origin: ReportOrigin::Local,
+        tool: host::tool().map_err(RunError::Executable)?,
+        policy,
+        host: host::describe(job.runner),
+        ci: job.ci,
+        started_at,
+        ended_at: Timestamp::now(),
+        steps,
+        request_sha256,
+    })
+}
+
+/// The step under the policy, or its report if the policy refuses it.
+fn police(policy: &Result<Policy, PolicyRefusal>, step: &Step) -> Result<Step, Box<StepReport>> {
+    let refused = |error: &PolicyRefusal| {
+        let mut report = record::blank(step);
+        let help = error.help().unwrap_or_default();
+        refuse(&mut report, Exit::Refused, refusal("policy", "policy", crate::text::chain(error), &help));
+        Box::new(report)
+    };
+    match policy {
+        Ok(policy) => policy.apply(step).map_err(|error| refused(&error)),
+        Err(error) => Err(refused(error)),
+    }
+}
+
+/// Runs the steps, `jobs` at a time; their reports come back in order.
+async fn run_all(
+    context: &Arc<Context>,
+    steps: Vec<Result<Step, Box<StepReport>>>,
+    jobs: usize,
+    cancel: Cancel,
+) -> Vec<StepReport> {
+    let slots = Arc::new(Semaphore::new(jobs.max(1)));
+    let mut running = JoinSet::new();
+    let mut reports: Vec<Option<StepReport>> = Vec::new();
+    for (position, step) in steps.into_iter().enumerate() {
+        // What the report says if the task itself breaks.
+        let mut broken = match &step {
+            Ok(step) => record::blank(step),
+            Err(report) => (**report).clone(),
+        };
+        if step.is_ok() {
+            let help = "this is a fault of plimsoll";
+            refuse(&mut broken, Exit::Internal, refusal("prepare", "internal", "the step's task broke".to_owned(), help));
+        }
+        reports.push(Some(broken));
+        let (context, cancel, slots) = (Arc::clone(context), cancel.clone(), Arc::clone(&slots));
+        running.spawn(async move {
+            let _slot = slots.acquire_owned().await;
+            let report = match step {
+                Ok(step) => {
+                    let index = u32::try_from(step.index).unwrap_or(u32::MAX);
+                    let _ = context.events.send(Event::Started { index, name: step.name.clone() });
+                    step::run(&context, &step, cancel).await
+                }
+                Err(report) => {
+                    let _ = context.events.send(Event::Started { index: report.index, name: report.name.clone() });
+                    *report
+                }
+            };
+            let _ = context.events.send(Event::Ended { step: Box::new(report.clone()) });
+            (position, report)
+        });
+    }
+    while let Some(done) = running.join_next().await {
+        match done {
+            Ok((position, report)) => reports[position] = Some(report),
+            Err(error) => tracing::error!("a step's task broke: {error}"),
+        }
+    }
+    reports.into_iter().flatten().collect()
+}
+
+/// Removes what killed runs left below the state directory and outside it.
+///
+/// # Errors
+/// If the state directory belongs to somebody else.
+pub fn clean(state: &Path) -> Result<Swept, ScratchError> {
+    scratch::sweep(state, |run| {
+        let steps = std::fs::read_dir(run).into_iter().flatten().flatten().map(|entry| entry.path());
+        steps.flat_map(|step| crate::backend::gvisor::sweep(&step.join("gvisor"))).collect()
+    })
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No private place to work in.
+    #[error(transparent)]
+    Scratch(#[from] ScratchError),
+    /// No randomness.
+    #[error("failed to draw a fresh name for the run")]
+    Randomness(#[source] std::io::Error),
+    /// The executable cannot be read.
+    #[error("failed to read plimsoll's own executable")]
+    Executable(#[source] std::io::Error),
 }
