@@ -38,6 +38,7 @@ pub struct Overrides {
     pub memory: Option<String>,
     pub disk: Option<String>,
     pub pids: Option<String>,
+    /// `--output-limit SIZE`.
     pub output: Option<String>,
     /// `--mount PATH:AT`, repeated; they replace the files' `mounts`.
     pub mounts: Vec<String>,
@@ -221,7 +222,7 @@ fn flag(key: &str) -> &'static str {
         "sandbox.memory" => "--memory",
         "sandbox.disk" => "--disk",
         "sandbox.pids" => "--pids",
-        "sandbox.output" => "--output",
+        "sandbox.output" => "--output-limit",
         "sandbox.mounts" => "--mount",
         "sandbox.network" => "--network",
         "sandbox.deterministic" => "--deterministic",

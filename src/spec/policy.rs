@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::build::{digest, one_of};
+use super::check::{digest, one_of};
 use super::error::SpecError;
 use super::limits::Limit;
 use super::place::{KeyPath, Place, Source, shown, shown_path};
@@ -106,23 +106,32 @@ pub enum PolicyRefusal {
     },
     /// The policy is no policy.
     #[error("the policy is malformed")]
-    Malformed(#[source] SpecError),
+    Malformed(#[source] Box<SpecError>),
     /// A step asks for what the policy does not allow.
-    #[error("step {index} (`{}`) asks for {asked} ({place}), and the policy allows {allowed} ({rule})", shown(name))]
-    Step {
-        /// The step's index.
-        index: usize,
-        /// The step's name.
-        name: String,
-        /// What the step asks for, in words.
-        asked: String,
-        /// Where it does.
-        place: Place,
-        /// What the policy allows, in words.
-        allowed: String,
-        /// The policy's key.
-        rule: Place,
-    },
+    #[error(transparent)]
+    Step(#[from] Box<Overreach>),
+}
+
+/// What a step asks for, and what the policy allows instead.
+#[derive(Debug, thiserror::Error)]
+#[error("step {index} (`{}`) asks for {asked} ({place}), and the policy allows {allowed} ({rule})", shown(name))]
+pub struct Overreach {
+    /// The step's index.
+    pub index: usize,
+    /// The step's name.
+    pub name: String,
+    /// What the step asks for, in words.
+    pub asked: String,
+    /// Where it does.
+    pub place: Place,
+    /// What the policy allows, in words.
+    pub allowed: String,
+    /// The policy's key.
+    pub rule: Place,
+}
+
+fn malformed(error: SpecError) -> PolicyRefusal {
+    PolicyRefusal::Malformed(Box::new(error))
 }
 
 impl PolicyRefusal {
@@ -138,7 +147,7 @@ impl PolicyRefusal {
                 shown_path(file)
             )),
             PolicyRefusal::Malformed(error) => error.help(),
-            PolicyRefusal::Step { .. } => {
+            PolicyRefusal::Step(_) => {
                 Some("change the step, or ask the owner of this runner; a step can only tighten the policy".to_owned())
             }
         }
@@ -169,8 +178,8 @@ impl Policy {
             });
         };
         let sha256 = Sha256Digest::of(&bytes);
-        let source = Source::from_bytes(file, bytes).map_err(PolicyRefusal::Malformed)?;
-        let rules = Rules::parse(&source).map_err(PolicyRefusal::Malformed)?;
+        let source = Source::from_bytes(file, bytes).map_err(malformed)?;
+        let rules = Rules::parse(&source).map_err(malformed)?;
         let effect = if trust.verifies() { Effect::Applied } else { Effect::Unverified };
         Ok(Policy { effect, loaded: Some(Loaded { source, sha256, rules }) })
     }
@@ -251,14 +260,14 @@ impl Application<'_> {
     }
 
     fn refuse(&self, key: &str, asked: String, allowed: String, rule: &str) -> Result<(), PolicyRefusal> {
-        Err(PolicyRefusal::Step {
+        Err(PolicyRefusal::Step(Box::new(Overreach {
             index: self.step.index,
             name: self.step.name.clone(),
             asked,
             place: self.step.place(key).clone(),
             allowed,
             rule: Place::value(self.source, KeyPath::root().keys(rule)),
-        })
+        })))
     }
 
     fn backends(&mut self, allowed: &BTreeSet<Backend>) -> Result<(), PolicyRefusal> {
