@@ -306,17 +306,16 @@ impl<'b, 'r> Builder<'b, 'r> {
         if text == "host" {
             return Ok(ImageSource::Host);
         }
-        let local: Option<(fn(PathBuf) -> ImageSource, &str)> = text.split_once(':').and_then(|(scheme, path)| {
-            Some(match scheme {
-                "dir" => (ImageSource::Dir, path),
-                "tar" => (ImageSource::Tar, path),
-                "oci-layout" => (ImageSource::OciLayout, path),
-                "docker-archive" => (ImageSource::DockerArchive, path),
-                _ => return None,
-            })
-        });
-        if let Some((source, path)) = local {
-            return Ok(source(self.host_path(place, path, found.layer)?));
+        if let Some((scheme, path)) = text.split_once(':') {
+            let path = || self.host_path(place, path, found.layer);
+            match scheme {
+                "dir" => return path().map(ImageSource::Dir),
+                "tar" => return path().map(ImageSource::Tar),
+                "oci-layout" => return path().map(ImageSource::OciLayout),
+                "docker-archive" => return path().map(ImageSource::DockerArchive),
+                // A registry's reference has colons too.
+                _ => {}
+            }
         }
         if is_reference(text) {
             return Ok(ImageSource::Registry(text.clone()));
