@@ -20,7 +20,7 @@ use super::place::{KeyPath, Place, Source, shown, shown_path};
 use super::raw::{self, RawMaxima, RawPolicy, Text};
 use super::step::{Backend, FilesystemGrant, ImageSource, Kernel, Network, Sha256Digest, Step};
 use crate::evidence::{ControlId, Tier};
-pub use trust::Surroundings as Trust;
+use trust::Surroundings as Trust;
 
 /// Where the policy is.
 pub const POLICY_FILE: &str = "/etc/plimsoll/policy.yml";
