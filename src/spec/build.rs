@@ -159,6 +159,7 @@ impl<'b, 'r> Builder<'b, 'r> {
         let shell = self.pick("shell", |s| s.shell.as_ref());
         if backend != BackendChoice::Wasm {
             let shell = match shell {
+                None if self.layers.iter().any(Layer::is_workflow) => Shell::of_a_workflow(),
                 None => Shell::default(),
                 Some(found) => Shell::parse(&found.value.0)
                     .map_err(|bad| SpecError::invalid_help(&found.place, bad.reason, bad.help))?,

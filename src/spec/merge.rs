@@ -165,6 +165,11 @@ impl Layer<'_> {
         matches!(self.origin, Origin::Flags | Origin::Step(..) | Origin::WorkflowStep(..))
     }
 
+    /// Whether the step was written for GitHub's own runner.
+    pub(super) fn is_workflow(&self) -> bool {
+        matches!(self.origin, Origin::WorkflowStep(..))
+    }
+
     pub(super) fn is_flags(&self) -> bool {
         matches!(self.origin, Origin::Flags)
     }

@@ -135,6 +135,17 @@ fn malformed(error: SpecError) -> PolicyRefusal {
 }
 
 impl PolicyRefusal {
+    /// The word for the report's `refusal.reason`.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            PolicyRefusal::Unreadable { .. } => "policy-unreadable",
+            PolicyRefusal::Untrusted { .. } => "policy-untrusted",
+            PolicyRefusal::Malformed(_) => "policy-malformed",
+            PolicyRefusal::Step(_) => "not-allowed",
+        }
+    }
+
     /// What can be done, in one line.
     #[must_use]
     pub fn help(&self) -> Option<String> {

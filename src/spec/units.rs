@@ -245,7 +245,9 @@ mod tests {
         ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
-        for text in ["", "30", "s", "5x", "-5s", "30m1h", "5s5s", "1 h", "99999999999999999h", "1h30", "1e3s", "5m ", "١s"] {
+        for text in
+            ["", "30", "s", "5x", "-5s", "30m1h", "5s5s", "1 h", "99999999999999999h", "1h30", "1e3s", "5m ", "١s"]
+        {
             assert!(parse_duration(text).is_err(), "{text}");
         }
         assert!(parse_duration("30").unwrap_err().help.contains("`30s`"));
