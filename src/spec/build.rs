@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
+use super::check::{
+    self, inside_artifact, is_module, is_reference, mount_point, nonempty, one_of, refuse_nul, wasm_command,
+};
 use super::error::SpecError;
-use super::limits::{Limit, Limits, parse_duration};
+use super::limits::{Limit, Limits};
 use super::merge::{Found, Layer, Origin, Surroundings, pick};
 use super::place::{Place, shown};
 use super::raw::{RawArtifact, RawGrants, RawSandbox, RawStep, Text};
@@ -156,6 +159,7 @@ impl<'b, 'r> Builder<'b, 'r> {
         let shell = self.pick("shell", |s| s.shell.as_ref());
         if backend != BackendChoice::Wasm {
             let shell = match shell {
+                None if self.layers.iter().any(Layer::is_workflow) => Shell::of_a_workflow(),
                 None => Shell::default(),
                 Some(found) => Shell::parse(&found.value.0)
                     .map_err(|bad| SpecError::invalid_help(&found.place, bad.reason, bad.help))?,
@@ -187,7 +191,7 @@ impl<'b, 'r> Builder<'b, 'r> {
             }
             (Some(path), Some(sha256), None, None, None, None) => Ok(ArtifactSource::PathWithDigest {
                 path: self.host_path(&below(&found, "path"), &path.0, found.layer)?,
-                sha256: digest(&place.below("sha256"), &sha256.0)?,
+                sha256: check::digest(&place.below("sha256"), &sha256.0)?,
             }),
             (None, None, Some(name), run_id, None, None) => Ok(ArtifactSource::GitHub {
                 name: nonempty(&place.below("github"), &name.0)?,
@@ -292,7 +296,7 @@ impl<'b, 'r> Builder<'b, 'r> {
             Some(found) if source == ImageSource::Host => {
                 return Err(SpecError::invalid(&found.place, "the host's own tree has no digest"));
             }
-            Some(found) => Some(self::digest(&found.place, &found.value.0)?),
+            Some(found) => Some(check::digest(&found.place, &found.value.0)?),
             None => None,
         };
         Ok((Some(source), digest))
@@ -303,15 +307,15 @@ impl<'b, 'r> Builder<'b, 'r> {
         if text == "host" {
             return Ok(ImageSource::Host);
         }
-        let schemes: [(&str, fn(PathBuf) -> ImageSource); 4] = [
-            ("dir:", ImageSource::Dir),
-            ("tar:", ImageSource::Tar),
-            ("oci-layout:", ImageSource::OciLayout),
-            ("docker-archive:", ImageSource::DockerArchive),
-        ];
-        for (scheme, source) in schemes {
-            if let Some(path) = text.strip_prefix(scheme) {
-                return Ok(source(self.host_path(place, path, found.layer)?));
+        if let Some((scheme, path)) = text.split_once(':') {
+            let path = || self.host_path(place, path, found.layer);
+            match scheme {
+                "dir" => return path().map(ImageSource::Dir),
+                "tar" => return path().map(ImageSource::Tar),
+                "oci-layout" => return path().map(ImageSource::OciLayout),
+                "docker-archive" => return path().map(ImageSource::DockerArchive),
+                // A registry's reference has colons too.
+                _ => {}
             }
         }
         if is_reference(text) {
@@ -351,11 +355,8 @@ impl<'b, 'r> Builder<'b, 'r> {
             };
             let Some(found) = found else { continue };
             let text = &found.value.0;
-            let amount = if limit == Limit::Timeout && found.layer.is_flags() {
-                parse_duration(text).map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
-            } else {
-                limit.parse(text)
-            };
+            let is_flag = limit == Limit::Timeout && found.layer.is_flags();
+            let amount = if is_flag { Limit::timeout(text) } else { limit.parse(text) };
             let amount = amount.map_err(|bad| {
                 SpecError::invalid_help(&found.place, format!("`{}` is {}", shown(text), bad.reason), bad.help)
             })?;
@@ -477,165 +478,4 @@ impl<'b, 'r> Builder<'b, 'r> {
 
 fn below(found: &Found<'_, '_, RawArtifact>, key: &str) -> Place {
     if found.value.bare { found.place.clone() } else { found.place.below(key) }
-}
-
-pub(super) fn one_of<W: Copy>(
-    place: &Place,
-    word: &str,
-    all: &[W],
-    name: impl Fn(W) -> &'static str,
-) -> Result<W, SpecError> {
-    all.iter()
-        .copied()
-        .find(|&candidate| name(candidate) == word)
-        .ok_or_else(|| SpecError::unknown_word(place, word, all.iter().map(|&candidate| name(candidate))))
-}
-
-pub(super) fn digest(place: &Place, text: &str) -> Result<Sha256Digest, SpecError> {
-    Sha256Digest::parse(text).ok_or_else(|| {
-        SpecError::invalid_help(
-            place,
-            format!("`{}` is no SHA-256 digest", shown(text)),
-            "write `sha256:` and 64 hexadecimal digits",
-        )
-    })
-}
-
-fn nonempty(place: &Place, text: &str) -> Result<String, SpecError> {
-    if text.trim().is_empty() || text.chars().any(char::is_control) {
-        return Err(SpecError::invalid(place, "empty, or more than one line"));
-    }
-    Ok(text.to_owned())
-}
-
-fn refuse_nul(place: &Place, text: &str) -> Result<(), SpecError> {
-    if text.contains('\0') { Err(SpecError::invalid(place, "holds a NUL character")) } else { Ok(()) }
-}
-
-/// A path that can't leave the artifact: relative, without `..`; `.` is dropped.
-fn inside_artifact(place: &Place, text: &str) -> Result<PathBuf, SpecError> {
-    refuse_nul(place, text)?;
-    let mut path = PathBuf::new();
-    for component in Path::new(text).components() {
-        match component {
-            Component::CurDir => {}
-            Component::Normal(name) => path.push(name),
-            Component::ParentDir => {
-                return Err(SpecError::invalid(
-                    place,
-                    format!("`{}` leaves the artifact: `..` is not allowed", shown(text)),
-                ));
-            }
-            Component::RootDir | Component::Prefix(_) => {
-                let reason = format!("`{}` is absolute", shown(text));
-                return Err(SpecError::invalid_help(
-                    place,
-                    reason,
-                    format!("write a path relative to the artifact, which is at {WORKSPACE}"),
-                ));
-            }
-        }
-    }
-    Ok(path)
-}
-
-/// A path inside for a mount: absolute, plain, and over nothing that the boundary itself puts there.
-fn mount_point(place: &Place, text: &str) -> Result<PathBuf, SpecError> {
-    refuse_nul(place, text)?;
-    let path = Path::new(text);
-    let plain = path.is_absolute() && path.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
-    if !plain {
-        let reason = format!("`{}` is no absolute path without `..`", shown(text));
-        return Err(SpecError::invalid(place, reason));
-    }
-    let path: PathBuf = path.components().collect();
-    let taken = [WORKSPACE, "/proc", "/sys", "/dev", "/etc", "/tmp"].into_iter().find(|taken| path.starts_with(taken));
-    if path == Path::new("/") {
-        return Err(SpecError::invalid(place, "a mount can't stand over the whole tree"));
-    }
-    if let Some(taken) = taken {
-        return Err(SpecError::invalid(
-            place,
-            format!("a mount can't stand at or below `{taken}`, which the boundary makes itself"),
-        ));
-    }
-    Ok(path)
-}
-
-fn is_module(word: &str) -> bool {
-    word.ends_with(".wasm") || word.ends_with(".wat")
-}
-
-fn wasm_command(place: &Place, run: &str) -> Result<Command, SpecError> {
-    let line = run.trim();
-    if line.contains(['\n', '\r']) {
-        return Err(SpecError::invalid_help(
-            place,
-            "a WebAssembly step is one command, on one line",
-            "write a step for each, or choose `backend: gvisor` to run a script",
-        ));
-    }
-    let words = shlex::split(line).ok_or_else(|| SpecError::invalid(place, "has an open quote"))?;
-    let quoted = |word: &str| line.contains(&format!("'{word}'")) || line.contains(&format!("\"{word}\""));
-    // The user meant a shell. Handing the module an argument `&&` would look like success.
-    let operators = ["|", "||", "&&", "&", ";", ">", ">>", "<"];
-    if let Some(word) = words.iter().find(|word| operators.contains(&word.as_str()) && !quoted(word)) {
-        return Err(SpecError::invalid_help(
-            place,
-            format!("`{word}` needs a shell, and a WebAssembly step has none"),
-            format!("quote it ('{word}') to pass it as an argument"),
-        ));
-    }
-    let mut words = words.into_iter();
-    let first = words.next().ok_or_else(|| SpecError::invalid(place, "names no module"))?;
-    let program = if is_module(&first) {
-        WasmProgram::Module(inside_artifact(place, &first)?)
-    } else if first.contains('/') {
-        return Err(SpecError::invalid_help(
-            place,
-            format!("`{}` is no WebAssembly module", shown(&first)),
-            "the first word is a `.wasm` or `.wat` file of the artifact, or the name of an installed runtime such as `python`",
-        ));
-    } else {
-        WasmProgram::Runtime(first)
-    };
-    Ok(Command::Wasm { program, args: words.collect() })
-}
-
-/// Whether this is a reference by the grammar of the OCI distribution specification: `[host[:port]/]path[:tag][@digest]`.
-fn is_reference(text: &str) -> bool {
-    let (rest, digest) = text.split_once('@').map_or((text, None), |(rest, digest)| (rest, Some(digest)));
-    if digest.is_some_and(|digest| !digest.starts_with("sha256:") || Sha256Digest::parse(digest).is_none()) {
-        return false;
-    }
-    let last = rest.rfind('/').map_or(0, |slash| slash + 1);
-    let (path, tag) = match rest[last..].split_once(':') {
-        Some((_, tag)) => (&rest[..rest.len() - tag.len() - 1], Some(tag)),
-        None => (rest, None),
-    };
-    let tag_ok = tag.is_none_or(|tag| {
-        let word = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
-        (1..=128).contains(&tag.len()) && tag.bytes().all(word) && !tag.starts_with(['.', '-'])
-    });
-    let mut names: Vec<&str> = path.split('/').collect();
-    let is_host = |name: &str| name.contains(['.', ':']) || name == "localhost";
-    if names.len() > 1 && names.first().is_some_and(|first| is_host(first)) {
-        let host = names.remove(0);
-        let (name, port) = host.split_once(':').unwrap_or((host, "0"));
-        let label_ok = |label: &str| {
-            let inner = label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-            !label.is_empty() && inner && !label.starts_with('-') && !label.ends_with('-')
-        };
-        let host_ok = name.split('.').all(label_ok);
-        if !host_ok || port.parse::<u16>().is_err() {
-            return false;
-        }
-    }
-    let name_ok = |name: &&str| {
-        let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-        edge(name.bytes().next())
-            && edge(name.bytes().last())
-            && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._-".contains(&b))
-    };
-    tag_ok && text.len() <= 512 && names.iter().all(name_ok)
 }

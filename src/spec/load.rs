@@ -95,6 +95,7 @@ pub fn load(files: &[PathBuf], flags: &Overrides, around: &Surroundings) -> Resu
 /// The step file of a directory, for a run that names none: `plimsoll.yml`, or `plimsoll.yaml`.
 #[must_use]
 pub fn default_file(directory: &Path) -> Option<PathBuf> {
+    let directory = if directory == Path::new(".") { Path::new("") } else { directory };
     ["plimsoll.yml", "plimsoll.yaml"].into_iter().map(|name| directory.join(name)).find(|file| file.exists())
 }
 

@@ -38,6 +38,7 @@ pub struct Overrides {
     pub memory: Option<String>,
     pub disk: Option<String>,
     pub pids: Option<String>,
+    /// `--output-limit SIZE`.
     pub output: Option<String>,
     /// `--mount PATH:AT`, repeated; they replace the files' `mounts`.
     pub mounts: Vec<String>,
@@ -164,6 +165,11 @@ impl Layer<'_> {
         matches!(self.origin, Origin::Flags | Origin::Step(..) | Origin::WorkflowStep(..))
     }
 
+    /// Whether the step was written for GitHub's own runner.
+    pub(super) fn is_workflow(&self) -> bool {
+        matches!(self.origin, Origin::WorkflowStep(..))
+    }
+
     pub(super) fn is_flags(&self) -> bool {
         matches!(self.origin, Origin::Flags)
     }
@@ -221,7 +227,7 @@ fn flag(key: &str) -> &'static str {
         "sandbox.memory" => "--memory",
         "sandbox.disk" => "--disk",
         "sandbox.pids" => "--pids",
-        "sandbox.output" => "--output",
+        "sandbox.output" => "--output-limit",
         "sandbox.mounts" => "--mount",
         "sandbox.network" => "--network",
         "sandbox.deterministic" => "--deterministic",

@@ -9,6 +9,7 @@
 //! what nobody else could have written. Nothing here looks at the machine, apart from reading those files.
 
 mod build;
+mod check;
 mod error;
 pub mod limits;
 mod load;
@@ -21,6 +22,7 @@ mod shell;
 mod step;
 #[cfg(test)]
 mod tests;
+mod units;
 pub mod workflow;
 
 pub use build::WORKSPACE;
@@ -37,3 +39,4 @@ pub use step::{
     ArtifactSource, Backend, BackendChoice, Command, FilesystemGrant, Grants, ImageSource, Kernel, Mount, Network,
     Sha256Digest, Step, WasmProgram, slug,
 };
+pub use units::{BadAmount, parse_duration, parse_size, show_duration, show_size};

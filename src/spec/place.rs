@@ -97,7 +97,7 @@ pub enum Spot {
 pub struct Source {
     /// Path as the user gave it.
     pub file: PathBuf,
-    /// Its bytes, which are UTF-8.
+    /// Its bytes, which are UTF-8, without a byte order mark.
     pub text: String,
 }
 
@@ -134,6 +134,8 @@ impl Source {
             let line = 1 + error.as_bytes().iter().take(good).filter(|b| **b == b'\n').count();
             SpecError::NotUtf8 { file: file.to_owned(), line }
         })?;
+        // Editors on Windows begin files with a byte order mark, which the YAML library takes for content.
+        let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         Ok(Arc::new(Source { file: file.to_owned(), text }))
     }
 }

@@ -13,14 +13,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::build::{digest, one_of};
+use super::check::{digest, one_of};
 use super::error::SpecError;
 use super::limits::Limit;
 use super::place::{KeyPath, Place, Source, shown, shown_path};
 use super::raw::{self, RawMaxima, RawPolicy, Text};
 use super::step::{Backend, FilesystemGrant, ImageSource, Kernel, Network, Sha256Digest, Step};
 use crate::evidence::{ControlId, Tier};
-pub use trust::Surroundings as Trust;
+use trust::Surroundings as Trust;
 
 /// Where the policy is.
 pub const POLICY_FILE: &str = "/etc/plimsoll/policy.yml";
@@ -106,26 +106,46 @@ pub enum PolicyRefusal {
     },
     /// The policy is no policy.
     #[error("the policy is malformed")]
-    Malformed(#[source] SpecError),
+    Malformed(#[source] Box<SpecError>),
     /// A step asks for what the policy does not allow.
-    #[error("step {index} (`{}`) asks for {asked} ({place}), and the policy allows {allowed} ({rule})", shown(name))]
-    Step {
-        /// The step's index.
-        index: usize,
-        /// The step's name.
-        name: String,
-        /// What the step asks for, in words.
-        asked: String,
-        /// Where it does.
-        place: Place,
-        /// What the policy allows, in words.
-        allowed: String,
-        /// The policy's key.
-        rule: Place,
-    },
+    #[error(transparent)]
+    Step(#[from] Box<Overreach>),
+}
+
+/// What a step asks for, and what the policy allows instead.
+#[derive(Debug, thiserror::Error)]
+#[error("step {index} (`{}`) asks for {asked} ({place}), and the policy allows {allowed} ({rule})", shown(name))]
+pub struct Overreach {
+    /// The step's index.
+    pub index: usize,
+    /// The step's name.
+    pub name: String,
+    /// What the step asks for, in words.
+    pub asked: String,
+    /// Where it does.
+    pub place: Place,
+    /// What the policy allows, in words.
+    pub allowed: String,
+    /// The policy's key.
+    pub rule: Place,
+}
+
+fn malformed(error: SpecError) -> PolicyRefusal {
+    PolicyRefusal::Malformed(Box::new(error))
 }
 
 impl PolicyRefusal {
+    /// The word for the report's `refusal.reason`.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            PolicyRefusal::Unreadable { .. } => "policy-unreadable",
+            PolicyRefusal::Untrusted { .. } => "policy-untrusted",
+            PolicyRefusal::Malformed(_) => "policy-malformed",
+            PolicyRefusal::Step(_) => "not-allowed",
+        }
+    }
+
     /// What can be done, in one line.
     #[must_use]
     pub fn help(&self) -> Option<String> {
@@ -138,7 +158,7 @@ impl PolicyRefusal {
                 shown_path(file)
             )),
             PolicyRefusal::Malformed(error) => error.help(),
-            PolicyRefusal::Step { .. } => {
+            PolicyRefusal::Step(_) => {
                 Some("change the step, or ask the owner of this runner; a step can only tighten the policy".to_owned())
             }
         }
@@ -169,8 +189,8 @@ impl Policy {
             });
         };
         let sha256 = Sha256Digest::of(&bytes);
-        let source = Source::from_bytes(file, bytes).map_err(PolicyRefusal::Malformed)?;
-        let rules = Rules::parse(&source).map_err(PolicyRefusal::Malformed)?;
+        let source = Source::from_bytes(file, bytes).map_err(malformed)?;
+        let rules = Rules::parse(&source).map_err(malformed)?;
         let effect = if trust.verifies() { Effect::Applied } else { Effect::Unverified };
         Ok(Policy { effect, loaded: Some(Loaded { source, sha256, rules }) })
     }
@@ -251,14 +271,14 @@ impl Application<'_> {
     }
 
     fn refuse(&self, key: &str, asked: String, allowed: String, rule: &str) -> Result<(), PolicyRefusal> {
-        Err(PolicyRefusal::Step {
+        Err(PolicyRefusal::Step(Box::new(Overreach {
             index: self.step.index,
             name: self.step.name.clone(),
             asked,
             place: self.step.place(key).clone(),
             allowed,
             rule: Place::value(self.source, KeyPath::root().keys(rule)),
-        })
+        })))
     }
 
     fn backends(&mut self, allowed: &BTreeSet<Backend>) -> Result<(), PolicyRefusal> {

@@ -2,7 +2,8 @@
 //!
 //! Source: GitHub's "Workflow syntax", `jobs.<job_id>.steps[*].shell`, and the runner's `ScriptHandlerHelpers`. Three things differ,
 //! each because the code runs in another machine than the runner's:
-//! - No `shell` at all is `sh -e {0}`; GitHub takes `bash -e {0}` where it finds bash. Every image has `sh`.
+//! - No `shell` in a step file is `sh -e {0}`; GitHub takes `bash -e {0}` where it finds bash. Every image has `sh`. A step taken
+//!   out of a workflow was written for GitHub's choice and gets it ([`Shell::of_a_workflow`]).
 //! - `python` is `python3 {0}`: distributions no longer install a `python`.
 //! - `pwsh` needs text around the script, and `cmd` and `powershell` need Windows: refused. `pwsh -File {0}` works.
 
@@ -37,6 +38,14 @@ impl Shell {
     fn built_in(program: &str, args: &[&str], extension: &'static str) -> Shell {
         let argv = std::iter::once(&program).chain(args).map(|&word| word.to_owned()).collect();
         Shell { argv, extension }
+    }
+
+    /// What GitHub's runner does where a workflow names no shell: bash if there is one, else sh, and no `pipefail`. Which
+    /// it is can only be seen inside, so sh looks.
+    #[must_use]
+    pub fn of_a_workflow() -> Shell {
+        const CHOOSE: &str = "if command -v bash >/dev/null 2>&1; then exec bash -e \"$0\"; else exec sh -e \"$0\"; fi";
+        Shell::built_in("sh", &["-c", CHOOSE, SCRIPT], ".sh")
     }
 
     /// Reads what stands at `shell:`.
@@ -81,10 +90,16 @@ impl Shell {
         }
     }
 
-    /// The command with the script's path filled in: what the guest agent executes.
+    /// The command with the script's path filled in.
     #[must_use]
     pub fn command(&self, script: &str) -> Vec<String> {
         self.argv.iter().map(|word| word.replace(SCRIPT, script)).collect()
+    }
+
+    /// The command with `{0}` in it, as the guest agent takes it; the agent puts the script's path there.
+    #[must_use]
+    pub fn argv(&self) -> &[String] {
+        &self.argv
     }
 
     /// The command as a template, the way it is reported.
@@ -121,6 +136,29 @@ mod tests {
             assert_eq!((shell.template().as_str(), shell.extension()), (template, extension));
         }
         assert_eq!(Shell::default(), Shell::parse("sh").unwrap());
+    }
+
+    #[test]
+    fn a_workflows_shell_stops_at_a_failing_line_and_knows_bash() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("it's a script.sh");
+        let run = |text: &str, path: &str| {
+            std::fs::write(&script, text).unwrap();
+            let command = Shell::of_a_workflow().command(script.to_str().unwrap());
+            let output = std::process::Command::new("/bin/sh").args(&command[1..]).env("PATH", path).output().unwrap();
+            (output.status.code(), String::from_utf8(output.stdout).unwrap())
+        };
+        assert_eq!(run("echo one\nfalse\necho two\n", "/usr/bin:/bin"), (Some(1), "one\n".to_owned()));
+        assert_eq!(run("false | true\necho on\n", "/usr/bin:/bin"), (Some(0), "on\n".to_owned()));
+        if std::path::Path::new("/bin/bash").exists() {
+            assert_eq!(run("[[ a == a ]] && echo ${BASH_VERSION:+bash}\n", "/usr/bin:/bin").1, "bash\n");
+        } else {
+            println!("skipped: no /bin/bash here");
+        }
+        let only_sh = directory.path().join("bin");
+        std::fs::create_dir(&only_sh).unwrap();
+        std::os::unix::fs::symlink("/bin/sh", only_sh.join("sh")).unwrap();
+        assert_eq!(run("echo ${BASH_VERSION:-none}\n", only_sh.to_str().unwrap()).0, Some(0));
     }
 
     #[test]

@@ -262,6 +262,26 @@ pub enum Command {
     },
 }
 
+impl fmt::Display for Command {
+    /// For reports: the script, with its shell in a last line unless that is `sh`; or the words of the command, quoted
+    /// where a shell would need it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Command::Script { shell, text } if *shell == Shell::default() => f.write_str(text.trim_end()),
+            Command::Script { shell, text } => write!(f, "{}\nshell: {}", text.trim_end(), shell.template()),
+            Command::Wasm { program, args } => {
+                let name = match program {
+                    WasmProgram::Module(path) => path.display().to_string(),
+                    WasmProgram::Runtime(name) => name.clone(),
+                };
+                // NUL is refused in `run`, the one thing that can't be quoted.
+                let words = std::iter::once(name.as_str()).chain(args.iter().map(String::as_str));
+                f.write_str(&shlex::try_join(words).unwrap_or_else(|_| name.clone()))
+            }
+        }
+    }
+}
+
 /// What the first word of a WebAssembly step's `run` names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WasmProgram {
@@ -447,6 +467,16 @@ mod tests {
         assert_eq!(slug("größe\n\u{202e}x"), "gr-e-x");
         assert_eq!(slug("…"), "step");
         assert!(slug(&"ab ".repeat(100)).len() <= 40);
+    }
+
+    #[test]
+    fn a_command_is_shown_with_what_matters_first() {
+        let script = |shell: &str| Command::Script { shell: Shell::parse(shell).unwrap(), text: "make\ntest\n".into() };
+        assert_eq!(script("sh").to_string(), "make\ntest");
+        assert_eq!(script("perl {0}").to_string(), "make\ntest\nshell: perl {0}");
+        let args = ["a b", "c"].map(str::to_owned).to_vec();
+        let wasm = Command::Wasm { program: WasmProgram::Module("x.wasm".into()), args };
+        assert_eq!(wasm.to_string(), "x.wasm 'a b' c");
     }
 
     #[test]

@@ -322,6 +322,16 @@ jobs:
     }
 
     #[test]
+    fn a_step_without_a_shell_gets_githubs_choice() {
+        let text = "jobs: { j: { steps: [{ id: s, run: x }] } }";
+        let source = Source::from_bytes(Path::new("w.yml"), text.as_bytes().to_vec()).unwrap();
+        let step = parse(&source, "j", "s", &Overrides::default(), &Surroundings::default()).unwrap();
+        assert!(
+            matches!(&step.command, Command::Script { shell, .. } if *shell == crate::spec::Shell::of_a_workflow())
+        );
+    }
+
+    #[test]
     fn what_github_evaluates_is_an_error_that_names_it() {
         for (job, step, expected) in [
             (

@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use super::{RawArtifact, RawArtifactTable, RawPolicy, RawSpec};
-use crate::spec::limits;
+use crate::spec::units::SIZE_PATTERN;
 
 const BASE: &str = "https://raw.githubusercontent.com/plimsoll-ci/plimsoll/main/schema";
 
@@ -97,7 +97,7 @@ pub(super) fn cpus(_: &mut SchemaGenerator) -> Schema {
 }
 
 fn size(examples: [&str; 2]) -> Schema {
-    json_schema!({ "type": ["string", "integer"], "pattern": limits::SIZE_PATTERN, "examples": examples })
+    json_schema!({ "type": ["string", "integer"], "pattern": SIZE_PATTERN, "examples": examples })
 }
 
 pub(super) fn memory(_: &mut SchemaGenerator) -> Schema {

@@ -154,6 +154,14 @@ fn keys_stay_text_and_scalars_stay_as_written() {
 }
 
 #[test]
+fn a_file_of_another_systems_editor_reads_the_same() {
+    let text = "\u{feff}version: 1\r\nsteps:\r\n  - run: |\r\n      a\r\n      b\r\n    bad: 1\r\n";
+    assert_eq!(message(steps(text)), "ci/plimsoll.yml:6:5: steps[0].bad: unknown key");
+    let step = steps(&text.replace("    bad: 1\r\n", "")).unwrap().remove(0);
+    assert!(matches!(&step.command, crate::spec::Command::Script { text, .. } if text == "a\nb\n"));
+}
+
+#[test]
 fn places_are_found_again() {
     let text = "a:\n  - b: 1\n    \"c.d\": { e: f }\n  - ü: [x,   y]\nz: &z {q: 1}\nalias: *z\n";
     let at = |path: KeyPath, spot| yaml::locate(text, &path, spot);
