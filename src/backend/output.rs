@@ -33,6 +33,16 @@ pub struct StreamRecord {
     pub kept: u64,
     /// SHA-256 of everything the guest wrote, lowercase hex.
     pub sha256: String,
+    /// SHA-256 of what the file holds, lowercase hex; the same as `sha256` unless something was dropped.
+    pub kept_sha256: String,
+}
+
+impl StreamRecord {
+    /// Whether something was dropped.
+    #[must_use]
+    pub const fn truncated(&self) -> bool {
+        self.kept < self.bytes
+    }
 }
 
 /// One output file, as the report records it.
@@ -70,10 +80,14 @@ impl Log {
 
     /// Keeps what fits; says how many bytes that was.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.hasher.update(bytes);
-        self.record.bytes += bytes.len() as u64;
         let room = usize::try_from(self.cap - self.record.kept).unwrap_or(usize::MAX);
-        let kept = &bytes[..bytes.len().min(room)];
+        let (kept, dropped) = bytes.split_at(bytes.len().min(room));
+        self.hasher.update(kept);
+        if !dropped.is_empty() && self.record.kept_sha256.is_empty() {
+            self.record.kept_sha256 = hex::encode(self.hasher.clone().finalize());
+        }
+        self.hasher.update(dropped);
+        self.record.bytes += bytes.len() as u64;
         self.file.write_all(kept)?;
         self.record.kept += kept.len() as u64;
         Ok(kept.len())
@@ -228,7 +242,11 @@ impl Output {
     #[must_use]
     pub fn finish(mut self) -> Written {
         self.file_end();
-        let record = |log: Log| StreamRecord { sha256: hex::encode(log.hasher.finalize()), ..log.record };
+        let record = |log: Log| {
+            let sha256 = hex::encode(log.hasher.finalize());
+            let kept_sha256 = if log.record.kept_sha256.is_empty() { sha256.clone() } else { log.record.kept_sha256 };
+            StreamRecord { sha256, kept_sha256, ..log.record }
+        };
         Written {
             stdout: record(self.stdout),
             stderr: record(self.stderr),
@@ -301,6 +319,9 @@ mod tests {
         let written = out.finish();
         assert_eq!((written.stdout.bytes, written.stdout.kept), (6, 4));
         assert_eq!(written.stdout.sha256, hex::encode(Sha256::digest(b"abcdef")));
+        assert_eq!(written.stdout.kept_sha256, hex::encode(Sha256::digest(b"abcd")));
+        assert_eq!(written.stderr.kept_sha256, written.stderr.sha256);
+        assert!(written.stdout.truncated() && !written.stderr.truncated());
         assert_eq!(std::fs::read(dir.path().join("logs/stdout.log")).unwrap(), b"abcd");
     }
 

@@ -18,6 +18,21 @@ use crate::evidence::{ControlId, Observation, Status, Tier};
 use crate::exit::Exit;
 use crate::gate::Dispatched;
 
+pub mod canonical;
+mod dir;
+pub mod guest_junit;
+pub mod html;
+pub mod json_v1;
+pub mod junit;
+mod logs;
+pub mod markdown;
+pub mod verify;
+pub mod words;
+pub mod write;
+
+pub use logs::Logs;
+pub use write::{OutputsDir, ReportDir};
+
 /// The outcome of a step or a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -208,6 +223,8 @@ pub struct StepReport {
     pub outputs: Vec<FileRecord>,
     /// The guest's own tests, if it wrote a JUnit report. Unverified.
     pub guest_tests: Option<GuestTests>,
+    /// The cases of that report, for `junit.xml`. Guest-origin text.
+    pub guest_cases: Vec<guest_junit::Case>,
     /// Why it was refused or could not be tried.
     pub refusal: Option<RefusalRecord>,
     /// Remarks, some of them guest-origin.

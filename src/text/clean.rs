@@ -180,7 +180,7 @@ fn carries_selector(c: char) -> bool {
 
 /// Characters without a picture of their own: C1 controls, line and paragraph separators, zero-width and default-ignorable
 /// ones, bidirectional controls, variation selectors, tags, interlinear annotation, noncharacters, private use.
-pub(super) fn is_invisible(c: char) -> bool {
+pub(crate) fn is_invisible(c: char) -> bool {
     matches!(u32::from(c),
         0x80..=0x9f | 0xad | 0x34f | 0x61c | 0x115f..=0x1160 | 0x17b4..=0x17b5 | 0x180b..=0x180f
         | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0x2800 | 0x3164 | 0xe000..=0xf8ff

@@ -15,6 +15,7 @@ mod log;
 pub use log::{LogFilter, LogTarget, StopCommands};
 
 use clean::Cleaner;
+pub(crate) use clean::is_invisible;
 
 /// Text from somebody who is not trusted. It need not be UTF-8.
 #[derive(Clone, PartialEq, Eq)]

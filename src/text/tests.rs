@@ -1,6 +1,5 @@
 use proptest::prelude::*;
 
-use super::clean::is_invisible;
 use super::*;
 
 fn plain(bytes: &[u8]) -> String {
