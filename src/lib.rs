@@ -27,3 +27,8 @@ pub mod gate;
 pub mod report;
 pub mod run;
 pub mod text;
+
+/// Internal words that the runner starts copies of itself with, and what each copy does once it has jailed itself. For
+/// [`backend::jail::internal_entry`], first thing in `main`.
+pub const INTERNAL_ENTRIES: &[(&str, fn(backend::jail::Inside) -> std::process::ExitCode)] =
+    &[(backend::wasm::ENTRY, backend::wasm::worker)];

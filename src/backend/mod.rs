@@ -28,6 +28,7 @@ pub mod channel;
 #[cfg(test)]
 pub mod fake;
 pub mod gvisor;
+pub mod jail;
 pub mod output;
 pub mod process;
 pub mod sys;

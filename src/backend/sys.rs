@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, c_int};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::sync::OnceLock;
@@ -65,15 +65,17 @@ pub fn close_from(first: u32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// An inherited descriptor, by number.
+/// Takes ownership of a descriptor that was handed over at exec.
 ///
 /// # Errors
 /// If it is not open.
-pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: F_DUPFD_CLOEXEC takes any number and returns a new descriptor, owned here alone, or an error.
+pub fn take_descriptor(number: u32) -> io::Result<OwnedFd> {
+    let number = RawFd::try_from(number).map_err(io::Error::other)?;
+    // SAFETY: F_GETFD takes any number; what is open at this one came by exec, so nothing else in the process owns it.
+    // Called once for each number.
     unsafe {
-        let own = check(libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3))?;
-        Ok(std::os::fd::FromRawFd::from_raw_fd(own))
+        check(libc::fcntl(number, libc::F_GETFD))?;
+        Ok(OwnedFd::from_raw_fd(number))
     }
 }
 
@@ -118,15 +120,14 @@ pub fn restrict_mount(mount: impl AsFd, read_only: bool) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets a command's child have `descriptors`, each under the given number below 64.
+/// Lets a command's child have copies of `descriptors`, each under the given number below 64.
 ///
 /// # Errors
 /// If the runner has no descriptor left.
-pub fn hand_over(command: &mut Command, descriptors: Vec<(OwnedFd, RawFd)>) -> io::Result<()> {
+pub fn hand_over<'a>(command: &mut Command, descriptors: impl Iterator<Item = (u32, &'a OwnedFd)>) -> io::Result<()> {
     // Out of the way of the numbers that are given out.
     let descriptors = descriptors
-        .into_iter()
-        .map(|(fd, to)| Ok((rustix::io::fcntl_dupfd_cloexec(&fd, 64)?, to)))
+        .map(|(to, fd)| Ok((rustix::io::fcntl_dupfd_cloexec(fd, 64)?, RawFd::try_from(to).unwrap_or(-1))))
         .collect::<io::Result<Vec<_>>>()?;
     // SAFETY: the closure runs between fork and exec and makes only dup2(2), which is async-signal-safe.
     unsafe {

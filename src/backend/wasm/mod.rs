@@ -8,6 +8,10 @@ use super::channel::{Cancel, Channel, Outcome};
 use super::{BackendKind, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
 use crate::evidence::{Admission, Observation};
 
+pub const ENTRY: &str = "__worker";
+pub fn worker(_inside: super::jail::Inside) -> std::process::ExitCode {
+    std::process::ExitCode::SUCCESS
+}
 /// A prepared boundary.
 #[derive(Debug)]
 pub struct Wasm {
