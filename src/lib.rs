@@ -24,6 +24,7 @@ pub mod backend;
 pub mod env;
 pub mod exit;
 pub mod gate;
+pub mod image;
 pub mod report;
 pub mod run;
 pub mod text;

@@ -24,6 +24,7 @@ use self::channel::Cancel;
 use self::gvisor::Gvisor;
 use self::wasm::Wasm;
 
+pub mod cgroup;
 pub mod channel;
 #[cfg(test)]
 pub mod fake;
