@@ -13,6 +13,7 @@
 //! * [`gate`]: the seven calls around a backend.
 //! * [`report`]: what is written down.
 //! * [`run`]: a whole run, from steps to a report.
+//! * [`cli`]: the command line; wiring only.
 //!
 //! [`text`], [`env`] and [`exit`] serve all of them.
 
@@ -21,6 +22,7 @@ pub mod forge;
 pub mod spec;
 
 pub mod backend;
+pub mod cli;
 pub mod env;
 pub mod exit;
 pub mod gate;
