@@ -9,10 +9,12 @@
 //! * [`evidence`]: what can be seen of a boundary, and the judge. Trusts only what the host sees.
 //! * [`forge`]: what CI job this is. Claims of the environment.
 //! * [`spec`]: step files, flags, workflows (hostile: they come with the pull request) and the operator's policy.
+//! * [`image`]: root file systems.
 //! * [`backend`]: the engines. Everything that comes back out of one is hostile.
 //! * [`gate`]: the seven calls around a backend.
 //! * [`report`]: what is written down.
 //! * [`run`]: a whole run, from steps to a report.
+//! * [`cli`]: the command line; wiring only.
 //!
 //! [`text`], [`env`] and [`exit`] serve all of them.
 
@@ -20,16 +22,26 @@ pub mod evidence;
 pub mod forge;
 pub mod spec;
 
-pub mod backend;
-pub mod env;
-pub mod exit;
-pub mod gate;
 pub mod image;
+
+pub mod backend;
+pub mod gate;
+
 pub mod report;
 pub mod run;
+
+pub mod cli;
+
+pub mod env;
+pub mod exit;
 pub mod text;
 
-/// Internal words that the runner starts copies of itself with, and what each copy does once it has jailed itself. For
-/// [`backend::jail::internal_entry`], first thing in `main`.
-pub const INTERNAL_ENTRIES: &[(&str, fn(backend::jail::Inside) -> std::process::ExitCode)] =
-    &[(backend::wasm::ENTRY, backend::wasm::worker)];
+/// What a copy of the runner does that was started under an internal word; `None` for the program that people start. To
+/// be called first thing in `main`, while there is one thread and nothing is set up.
+#[must_use]
+pub fn internal_entry() -> Option<std::process::ExitCode> {
+    if std::env::args_os().nth(1).is_some_and(|word| word == backend::gvisor::launcher::ENTRY) {
+        return Some(backend::gvisor::launcher::main().into());
+    }
+    backend::jail::internal_entry(&[(backend::wasm::ENTRY, backend::wasm::worker)])
+}

@@ -1,0 +1,160 @@
+//! The command line: what can be asked, and how it is answered. Wiring only; the work is done by the modules below it.
+//!
+//! [`main`] is the program. Commands give an [`Exit`] or a [`Failure`]; only [`failure`] prints errors.
+
+use std::ffi::OsString;
+use std::io;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+
+use crate::env::Env;
+use crate::exit::Exit;
+
+pub mod args;
+pub mod completions;
+pub mod failure;
+pub mod logging;
+pub mod output;
+pub mod schema;
+pub mod signals;
+
+use failure::Failure;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+const ABOUT: &str = "Runs untrusted code behind an isolation boundary that it proves before anything starts";
+
+const LONG_ABOUT: &str = "\
+Runs untrusted code behind an isolation boundary that it proves before anything starts.
+
+A step's artifact is unpacked, a boundary is built around nothing, observed from the host and judged against the step's \
+floor; only then is the code sent in, and the report says what was seen. If the floor is not proven, nothing runs: there \
+is no fallback to a weaker boundary.";
+
+const EXAMPLES: &str = "\
+Examples:
+  plimsoll run                                   # the steps of ./plimsoll.yml
+  plimsoll run --artifact dist --run 'sh test.sh'
+  plimsoll run --run 'app.wasm input.txt' --grant filesystem=read-only
+  plimsoll check ci/plimsoll.yml                 # would it run here? nothing is run
+  plimsoll doctor                                # what this host can prove, and what is missing
+  plimsoll verify plimsoll-report                # does a report hold together?";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "plimsoll",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    styles = STYLES,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Messages")]
+pub struct CommonArgs {
+    /// Only errors and a line per step
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Every fact that was seen, and diagnostic messages
+    #[arg(long, short, global = true)]
+    pub verbose: bool,
+
+    /// How the log on standard error is written
+    #[arg(long, value_name = "FORMAT", global = true, default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print the JSON Schema of step files or policies
+    Schema(schema::SchemaArgs),
+    /// Print completions for a shell
+    Completions(completions::CompletionsArgs),
+}
+
+/// The program: parses, does, and says how to exit.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
+    let env = Env::process();
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let matches = match command().try_get_matches_from(&arguments) {
+        Ok(matches) => matches,
+        Err(error) => return not_understood(&env, &error, &arguments),
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => return not_understood(&env, &error, &arguments),
+    };
+    logging::init(&env, cli.common.verbose, cli.common.log_format == LogFormat::Json);
+    let done = match &cli.command {
+        Command::Schema(args) => schema::schema(args),
+        Command::Completions(args) => completions::completions(args),
+    };
+    done.unwrap_or_else(|failure| {
+        failure.print(&env);
+        failure.exit
+    })
+}
+
+/// The parser, with the exit codes in its help.
+#[must_use]
+pub fn command() -> clap::Command {
+    let codes: Vec<String> =
+        Exit::ALL.iter().map(|exit| format!("  {:>3}  {}", exit.code(), exit.describe())).collect();
+    Cli::command()
+        .after_help("Exit codes, the flow and examples: plimsoll --help")
+        .after_long_help(format!("{EXAMPLES}\n\nExit codes:\n{}", codes.join("\n")))
+}
+
+/// Help and the version go to standard output; anything else is a usage error.
+fn not_understood(env: &Env, error: &clap::Error, _arguments: &[OsString]) -> Exit {
+    // A reader that went away is no fault.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return Exit::Passed;
+    }
+    if output::log_target(env) == crate::text::LogTarget::GitHub {
+        let message = error.to_string();
+        let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        output::Log::data().line(&failure::annotation(first, None, None, None));
+    }
+    Exit::Usage
+}
+
+/// An async runtime for the commands that run boundaries.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e: io::Error| Failure::from_error(Exit::Internal, &e))
+}

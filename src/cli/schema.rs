@@ -1,0 +1,35 @@
+//! `plimsoll schema step|report|policy`.
+
+use clap::{Args, ValueEnum};
+
+use super::failure::Failure;
+use super::output::Log;
+use crate::exit::Exit;
+use crate::spec::{policy_schema, step_schema};
+
+/// Arguments.
+#[derive(Debug, Args)]
+pub struct SchemaArgs {
+    /// Which
+    pub of: Schema,
+}
+
+/// What has a schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Schema {
+    /// Step files
+    Step,
+    /// The operator's policy
+    Policy,
+}
+
+/// Prints it.
+pub fn schema(args: &SchemaArgs) -> Result<Exit, Failure> {
+    let schema = match args.of {
+        Schema::Step => step_schema(),
+        Schema::Policy => policy_schema(),
+    };
+    let text = serde_json::to_string_pretty(&schema).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    Log::data().line(&text);
+    Ok(Exit::Passed)
+}
