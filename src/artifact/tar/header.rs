@@ -16,7 +16,7 @@ pub enum Type {
     Hardlink,
     /// `2`
     Symlink,
-    /// `5`, or an old-style file whose name ends in a slash.
+    /// `5`. An old-style file whose name ends in a slash is one too, but that is only known once the name is.
     Directory,
     /// `S`: a sparse file in the old GNU way.
     GnuSparse,
@@ -83,7 +83,6 @@ impl Header {
         // Only the execute bits matter, and some tools leave the field blank.
         let mode = number(&block[100..108]).ok_or_else(|| bad("mode"))?;
         let kind = match block[156] {
-            b'0' | b'\0' | b'7' if name.ends_with(b"/") => Type::Directory,
             b'0' | b'\0' | b'7' => Type::File,
             b'1' => Type::Hardlink,
             b'2' => Type::Symlink,

@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(extension.path.as_deref(), Some(&b"b"[..]));
         assert_eq!(extension.size, Some(7));
         // A newline or an equals sign inside a value is the value's.
-        let odd = Extension::parse(b"15 path=a\nb=c\nd\n").unwrap();
+        let odd = Extension::parse(b"16 path=a\nb=c\nd\n").unwrap();
         assert_eq!(odd.path.as_deref(), Some(&b"a\nb=c\nd"[..]));
         assert_eq!(Extension::parse(b"10 path=a\n8 path=\n").unwrap().path, None);
     }

@@ -90,7 +90,7 @@ impl Pending {
         // The real name of a sparse pax member; `path` is then a made-up one for readers that know no better.
         let name = sparse.as_ref().and_then(|sparse| sparse.name.clone()).unwrap_or(name);
         let size = extension.size.unwrap_or(header.size);
-        // The type byte of an old header says file; the slash that makes it a directory may be in the long name.
+        // Old tars say file and end the name in a slash. Only the whole name tells: a short one may be cut behind one.
         let kind = match header.kind {
             Type::File if name.ends_with(b"/") => Type::Directory,
             kind => kind,

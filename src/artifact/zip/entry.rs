@@ -98,11 +98,15 @@ impl<'a, R: BufRead> EntryReader<'a, R> {
         Ok(EntryReader { input, entry, codec, output, meter, crc: Crc::new(), left, ended: false, produced: 0, behind, complete })
     }
 
-    /// Hands all data on in pieces.
+    /// Hands all data on in pieces, which must be as long together as the entry says.
     pub fn copy(&mut self, mut sink: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
         let mut output = std::mem::take(self.output);
         let done = loop {
             match self.read(&mut output) {
+                Ok(0) if self.produced != self.entry.size => {
+                    let message = format!("it holds {} bytes, not the {} it says", self.produced, self.entry.size);
+                    break Err(disagree(message).into());
+                }
                 Ok(0) => break Ok(()),
                 Ok(n) => {
                     if let Err(e) = sink(&output[..n]) {
@@ -117,15 +121,11 @@ impl<'a, R: BufRead> EntryReader<'a, R> {
         done
     }
 
-    /// Reads what is left, then checks size, checksum and descriptor. The input is then at the next entry.
+    /// Reads what is left, then checks checksum and descriptor. The input is then at the next entry.
     pub fn finish(mut self) -> Result<(), Error> {
         self.copy(|_| Ok(()))?;
         if self.left > 0 {
             return Err(disagree("compressed data follows the end of its stream").into());
-        }
-        if self.produced != self.entry.size {
-            let message = format!("it holds {} bytes, not the {} it says", self.produced, self.entry.size);
-            return Err(disagree(message).into());
         }
         if self.crc.sum() != self.entry.crc {
             return Err(Rejection::new(Rule::Corrupt, "its checksum is wrong").into());
