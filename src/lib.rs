@@ -9,6 +9,7 @@
 //! * [`evidence`]: what can be seen of a boundary, and the judge. Trusts only what the host sees.
 //! * [`forge`]: what CI job this is. Claims of the environment.
 //! * [`spec`]: step files, flags, workflows (hostile: they come with the pull request) and the operator's policy.
+//! * [`artifact`]: the code to run, unpacked by a jailed helper.
 //! * [`image`]: root file systems.
 //! * [`backend`]: the engines. Everything that comes back out of one is hostile.
 //! * [`gate`]: the seven calls around a backend.
@@ -21,6 +22,8 @@
 pub mod evidence;
 pub mod forge;
 pub mod spec;
+
+pub mod artifact;
 
 pub mod image;
 
@@ -43,5 +46,8 @@ pub fn internal_entry() -> Option<std::process::ExitCode> {
     if std::env::args_os().nth(1).is_some_and(|word| word == backend::gvisor::launcher::ENTRY) {
         return Some(backend::gvisor::launcher::main().into());
     }
-    backend::jail::internal_entry(&[(backend::wasm::ENTRY, backend::wasm::worker)])
+    backend::jail::internal_entry(&[
+        (backend::wasm::ENTRY, backend::wasm::worker),
+        (run::unpacker::ENTRY, run::unpacker::main),
+    ])
 }

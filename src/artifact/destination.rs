@@ -30,8 +30,7 @@ use super::tree::{Kind, NodeId, ROOT, Tree};
 pub const CONFINED: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Longest symbolic link target, bytes: `PATH_MAX` less its NUL.
 const TARGET_MAX: usize = 4095;
@@ -236,8 +235,11 @@ impl<'m> Destination<'m> {
             depth += 1;
             match found {
                 Some(node) if *self.tree.kind(node) != Kind::Directory => {
-                    let message = format!("its path goes through the {} `{}`", self.tree.kind(node).noun(),
-                        super::rejection::shown(self.tree.path(node).as_bytes()));
+                    let message = format!(
+                        "its path goes through the {} `{}`",
+                        self.tree.kind(node).noun(),
+                        super::rejection::shown(self.tree.path(node).as_bytes())
+                    );
                     return Err(Rejection::new(Rule::ThroughLink, message).into());
                 }
                 Some(node) if self.levels.get(depth).is_some_and(|(open, _)| *open == node) => at = node,
@@ -338,12 +340,7 @@ fn differs(known: &Kind, new: &Kind) -> Rejection {
 }
 
 /// `openat2` beneath a directory fd, without following any link.
-pub fn confined<P: Arg + Copy>(
-    at: BorrowedFd<'_>,
-    name: P,
-    flags: OFlags,
-    mode: Mode,
-) -> rustix::io::Result<OwnedFd> {
+pub fn confined<P: Arg + Copy>(at: BorrowedFd<'_>, name: P, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
     loop {
         match rustix::fs::openat2(at, name, flags, mode, CONFINED) {
             // The kernel gives up when a rename happens elsewhere in the tree at the same time (openat2(2)).

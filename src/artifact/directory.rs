@@ -203,9 +203,7 @@ fn open(at: BorrowedFd<'_>, name: &[u8], flags: OFlags) -> Result<OwnedFd, Error
 
 fn unreadable(error: Errno) -> Error {
     match error {
-        Errno::ACCESS | Errno::PERM => {
-            Rejection::new(Rule::Unreadable, "this user may not read it").into()
-        }
+        Errno::ACCESS | Errno::PERM => Rejection::new(Rule::Unreadable, "this user may not read it").into(),
         Errno::NOENT | Errno::LOOP | Errno::NOTDIR => {
             Rejection::new(Rule::Changed, "it changed while the directory was copied").into()
         }

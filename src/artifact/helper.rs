@@ -105,7 +105,7 @@ pub fn unpack_in_helper<H: Running>(
     request: &Request,
     deadline: Duration,
     cancel: &AtomicBool,
-    start: impl FnOnce(OwnedFd) -> io::Result<H>,
+    start: impl FnOnce(OwnedFd, BorrowedFd<'_>) -> io::Result<H>,
 ) -> Result<Summary, Error> {
     let until = Instant::now() + deadline;
     // Before the helper exists, so that what it parses is what was asked for.
@@ -117,17 +117,12 @@ pub fn unpack_in_helper<H: Running>(
     }
     inspect::is_empty(destination)?;
     let work = || -> Result<Summary, Error> {
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|e| Error::failed("make a socket pair", e))?;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(|e| Error::failed("make a socket pair", e))?;
         // The helper need not hash twice: that was done above, and is compared below.
         let request = Request { sha256: None, ..request.clone() };
         submit(&ours, input.as_fd(), destination, &request)?;
-        let mut helper = start(theirs).map_err(|e| Error::failed("start the unpacking helper", e))?;
+        let mut helper = start(theirs, destination).map_err(|e| Error::failed("start the unpacking helper", e))?;
         let done = AtomicBool::new(false);
         let (summary, found) = std::thread::scope(|scope| {
             let hashing = scope.spawn(|| hash(input, &done));
@@ -164,7 +159,12 @@ fn hash(input: &File, cancel: &AtomicBool) -> Result<Digest, Error> {
     Digest::of_reader(At(input, 0, cancel)).map_err(|e| Error::failed("hash the artifact", e))
 }
 
-fn submit(channel: &OwnedFd, input: BorrowedFd<'_>, destination: BorrowedFd<'_>, request: &Request) -> Result<(), Error> {
+fn submit(
+    channel: &OwnedFd,
+    input: BorrowedFd<'_>,
+    destination: BorrowedFd<'_>,
+    request: &Request,
+) -> Result<(), Error> {
     let message = serde_json::to_vec(request).map_err(|e| Error::failed("write the request", e))?;
     let fds = [input, destination];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -239,7 +239,8 @@ fn receive_answer(channel: &OwnedFd, until: Instant, cancel: &AtomicBool) -> Res
         }
     }
     let mut message = vec![0; MESSAGE_MAX];
-    let (message, _, flags) = receive(channel, &mut message).map_err(|e| Error::failed("read the helper's answer", e))?;
+    let (message, _, flags) =
+        receive(channel, &mut message).map_err(|e| Error::failed("read the helper's answer", e))?;
     if message.is_empty() {
         return Ok(None);
     }

@@ -50,7 +50,8 @@ pub fn tree(root: BorrowedFd<'_>, budget: Budget, files: u64) -> Result<(), Erro
             .and_then(|kind| insert(&mut tree, node, &path, kind))
             .map_err(|e| e.at(&name))?;
         if let Some(below) = below {
-            let fd = confined(fd, &*name, DIRECTORY, Mode::empty()).map_err(|e| Error::failed("open a directory of the unpacked tree", e))?;
+            let fd = confined(fd, &*name, DIRECTORY, Mode::empty())
+                .map_err(|e| Error::failed("open a directory of the unpacked tree", e))?;
             let names = names(fd.as_fd())?;
             levels.push((fd, below, path, names));
         }

@@ -77,23 +77,18 @@ impl Rule {
             Rule::Encrypted | Rule::Method => "pack the zip without encryption, with deflate or zstd",
             Rule::Symlink => "make the link relative and keep its target inside the artifact, or leave it out",
             Rule::NameCollision => "rename one of the two",
-            Rule::BudgetBytes
-            | Rule::BudgetFiles
-            | Rule::BudgetDepth
-            | Rule::BudgetName
-            | Rule::BudgetRatio => "give only the part of the tree that the step needs",
+            Rule::BudgetBytes | Rule::BudgetFiles | Rule::BudgetDepth | Rule::BudgetName | Rule::BudgetRatio => {
+                "give only the part of the tree that the step needs"
+            }
             Rule::TrailingData | Rule::Disagreement | Rule::Overlap | Rule::Duplicate => {
                 "pack it anew, in one go, with an ordinary tool"
             }
             Rule::Truncated | Rule::Corrupt => "the file is damaged or was cut short: build or download it again",
             Rule::Kind => "leave the member out, or point `artifact` at a subdirectory",
             Rule::Unreadable => "make it readable for the user that runs plimsoll, or leave it out",
-            Rule::Path
-            | Rule::ThroughLink
-            | Rule::Hardlink
-            | Rule::Sparse
-            | Rule::Changed
-            | Rule::Deadline => return None,
+            Rule::Path | Rule::ThroughLink | Rule::Hardlink | Rule::Sparse | Rule::Changed | Rule::Deadline => {
+                return None;
+            }
         })
     }
 

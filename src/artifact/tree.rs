@@ -272,7 +272,8 @@ mod tests {
     #[test]
     fn many_links_through_each_other_cost_little() {
         // Each target passes two others: 2^n walks without the memory of those already followed.
-        let members: Vec<String> = (0..39).map(|n| format!("l{n} -> l{0}/l{0}", n + 1)).chain(["l39 -> .".into()]).collect();
+        let members: Vec<String> =
+            (0..39).map(|n| format!("l{n} -> l{0}/l{0}", n + 1)).chain(["l39 -> .".into()]).collect();
         let members: Vec<&str> = members.iter().map(String::as_str).collect();
         tree(&members).check_symlinks().unwrap();
     }

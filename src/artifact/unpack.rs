@@ -131,7 +131,11 @@ fn fill<R: Read + Seek>(
     if let Some(expected) = request.sha256
         && sha256 != expected
     {
-        return Err(Rejection::new(Rule::Changed, "the file changed between the check of its sha256 and the unpacking").into());
+        return Err(Rejection::new(
+            Rule::Changed,
+            "the file changed between the check of its sha256 and the unpacking",
+        )
+        .into());
     }
     Ok(Summary { format, inner, sha256, files, bytes: meter.bytes() })
 }

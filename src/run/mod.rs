@@ -3,6 +3,7 @@
 //! This is the library that local mode and, later, the service call; it knows nothing of terminals or forges. Main
 //! function: [`run`].
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use tokio::task::JoinSet;
 
 use self::record::{refusal, refuse};
 use self::scratch::{Scratch, ScratchError, Swept};
-use crate::artifact::directory::FileId;
+use crate::artifact::FileId;
 use crate::backend::Engines;
 use crate::backend::channel::Cancel;
 use crate::exit::Exit;
@@ -26,6 +27,7 @@ mod record;
 mod request;
 pub mod scratch;
 mod step;
+pub mod unpacker;
 
 /// What happens during a run, for whoever shows it live. Guest bytes are raw.
 #[derive(Debug, Clone)]
@@ -121,7 +123,12 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
         scratch: scratch.path().to_owned(),
         logs: job.logs,
         outputs: job.outputs,
-        exclude: job.exclude.iter().filter_map(|path| FileId::of(path).ok()).collect(),
+        exclude: job
+            .exclude
+            .iter()
+            .filter_map(|path| File::open(path).ok())
+            .filter_map(|dir| FileId::of(dir).ok())
+            .collect(),
         engines,
         events,
     });
@@ -175,7 +182,11 @@ async fn run_all(
         };
         if step.is_ok() {
             let help = "this is a fault of plimsoll";
-            refuse(&mut broken, Exit::Internal, refusal("prepare", "internal", "the step's task broke".to_owned(), help));
+            refuse(
+                &mut broken,
+                Exit::Internal,
+                refusal("prepare", "internal", "the step's task broke".to_owned(), help),
+            );
         }
         reports.push(Some(broken));
         let (context, cancel, slots) = (Arc::clone(context), cancel.clone(), Arc::clone(&slots));

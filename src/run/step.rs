@@ -14,11 +14,8 @@ use tokio::sync::mpsc;
 
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
-use super::{Context, Event};
-use crate::artifact::acquire::{Acquire, acquire};
-use crate::artifact::budget::Budget;
-use crate::artifact::rejection::Error as ArtifactError;
-use crate::artifact::unpack::Summary;
+use super::{Context, Event, unpacker};
+use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Summary, acquire};
 use crate::backend::channel::Cancel;
 use crate::backend::{BackendKind, Output, Plan, PrepareError};
 use crate::exit::Exit;
@@ -89,11 +86,7 @@ impl Attempt<'_> {
     async fn ready(&mut self, cancel: &mut Cancel) -> Option<Ready> {
         let scratch = self.context.scratch.join(self.step.directory());
         let workspace = scratch.join("workspace");
-        let made = DirBuilder::new().mode(0o700).create(&scratch).and_then(|()| {
-            // Whoever unpacks and whoever runs inside has another uid; the scratch directory above keeps others out.
-            DirBuilder::new().mode(0o777).create(&workspace)?;
-            std::fs::set_permissions(&workspace, std::os::unix::fs::PermissionsExt::from_mode(0o777))
-        });
+        let made = DirBuilder::new().mode(0o700).create(&scratch).and_then(|()| make_open(&workspace));
         if let Err(e) = made {
             self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
             return None;
@@ -117,70 +110,70 @@ impl Attempt<'_> {
         }
     }
 
+    /// Brings in the artifact; says whether it is there.
     async fn unpack(&mut self, workspace: &Path, cancel: &mut Cancel) -> bool {
         let (path, sha256) = match &self.step.artifact {
             ArtifactSource::Path(path) => (path.clone(), None),
             ArtifactSource::PathWithDigest { path, sha256 } => (path.clone(), Some(*sha256)),
             ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. } => {
-                let message = format!("this release of plimsoll does not fetch artifacts from a forge ({})", self.step.artifact);
+                let message =
+                    format!("this release of plimsoll does not fetch artifacts from a forge ({})", self.step.artifact);
                 let help = "download it in a step before, and name its path";
                 refuse(self.report, Exit::Rejected, refusal("artifact", "not-fetched", message, help));
                 return false;
             }
         };
+        let what = Bring { path, sha256, exclude: self.context.exclude.clone() };
         let source = self.step.artifact.to_string();
+        let Some(summary) = self.bring("artifact", &source, what, workspace, cancel).await else { return false };
+        self.report.artifact = Some(ArtifactRecord {
+            source,
+            format: summary.packing(),
+            sha256: summary.sha256.to_string(),
+            files: summary.files,
+            bytes: summary.bytes,
+        });
+        true
+    }
+
+    /// Unpacks or copies something into an empty directory; `None` after the report says why not.
+    async fn bring(
+        &mut self,
+        stage: &str,
+        source: &str,
+        what: Bring,
+        into: &Path,
+        cancel: &mut Cancel,
+    ) -> Option<Summary> {
         let stop = Arc::new(AtomicBool::new(false));
-        let work = {
-            let (stop, workspace, exclude) = (Arc::clone(&stop), workspace.to_owned(), self.context.exclude.clone());
-            tokio::task::spawn_blocking(move || -> Result<Summary, ArtifactError> {
-                let destination =
-                    File::open(&workspace).map_err(|e| ArtifactError::failed("open the place for the artifact", e))?;
-                let what = Acquire {
-                    path: &path,
-                    sha256: sha256.map(|Sha256Digest(bytes)| bytes.into()),
-                    budget: Budget::default(),
-                    deadline: ARTIFACT_DEADLINE,
-                    exclude: &exclude,
-                };
-                acquire(&what, destination.as_fd(), &stop, super::jailed_helper)
-            })
+        let mut work = {
+            let (stop, into) = (Arc::clone(&stop), into.to_owned());
+            tokio::task::spawn_blocking(move || what.into_directory(&into, &stop))
         };
-        tokio::pin!(work);
-        let summary = tokio::select! {
-            summary = &mut work => summary,
+        let brought = tokio::select! {
+            brought = &mut work => brought,
             signal = crate::backend::channel::cancelled(cancel) => {
                 stop.store(true, Ordering::Relaxed);
                 let _ = work.await;
                 record::cancel(self.report, signal);
-                return false;
+                return None;
             }
         };
-        match summary {
-            Ok(Ok(summary)) => {
-                self.report.artifact = Some(ArtifactRecord {
-                    source,
-                    format: summary.packing(),
-                    sha256: summary.sha256.to_string(),
-                    files: summary.files,
-                    bytes: summary.bytes,
-                });
-                true
-            }
+        match brought {
+            Ok(Ok(summary)) => return Some(summary),
             Ok(Err(ArtifactError::Rejected(rejection))) => {
-                let message = format!("artifact {source}: {rejection}");
-                let record = refusal("artifact", rejection.rule.name(), message, rejection.help());
-                refuse(self.report, Exit::Rejected, record);
-                false
+                let message = format!("{stage} {source}: {rejection}");
+                let reason = rejection.rule.id();
+                refuse(
+                    self.report,
+                    Exit::Rejected,
+                    refusal(stage, reason, message, rejection.rule.help().unwrap_or_default()),
+                );
             }
-            Ok(Err(error)) => {
-                self.internal("artifact", format!("artifact {source}: {}", crate::text::chain(&error)));
-                false
-            }
-            Err(panic) => {
-                self.internal("artifact", panic.to_string());
-                false
-            }
+            Ok(Err(error)) => self.internal(stage, format!("{stage} {source}: {}", crate::text::chain(&error))),
+            Err(panic) => self.internal(stage, format!("{stage} {source}: {panic}")),
         }
+        None
     }
 
     /// Tries one backend; says whether that settles the step. With `more` backends to try, one that this host lacks or
@@ -191,11 +184,8 @@ impl Attempt<'_> {
             self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
             return true;
         }
-        let image = match self.image(backend, &scratch, more) {
-            Ok(image) => image,
-            Err(settled) => return settled,
-        };
-        let plan = self.plan(ready, scratch, image);
+        let Ok(rootfs) = self.image(backend, &scratch, cancel).await else { return true };
+        let plan = self.plan(ready, scratch, rootfs);
         let output = match self.output() {
             Ok(output) => output,
             Err(e) => {
@@ -220,35 +210,62 @@ impl Attempt<'_> {
         true
     }
 
-    fn image(&mut self, backend: BackendKind, scratch: &Path, more: bool) -> Result<Option<Image>, bool> {
+    /// The root file system for a backend that has one; none for the runner's own toolchain. After an `Err` the report
+    /// says why.
+    async fn image(
+        &mut self,
+        backend: BackendKind,
+        scratch: &Path,
+        cancel: &mut Cancel,
+    ) -> Result<Option<PathBuf>, Settled> {
         if backend == BackendKind::Wasm {
             return Ok(None);
         }
         let source = self.step.image.clone().unwrap_or(ImageSource::Host);
-        match Image::resolve(&source, scratch) {
-            Ok(image) => {
-                self.report.image = Some(ImageRecord { reference: source.to_string(), digest: image.digest.clone() });
-                Ok(Some(image))
+        let reference = source.to_string();
+        let (root, digest) = match source {
+            ImageSource::Host => {
+                self.report.image = Some(ImageRecord { reference, digest: None });
+                return Ok(None);
             }
-            Err(e) if more => {
-                self.report.notices.push(format!("{backend} was passed over: {}", crate::text::chain(&e)));
-                Err(false)
+            ImageSource::Dir(path) => (path, None),
+            ImageSource::Tar(path) => {
+                let root = scratch.join("image");
+                if let Err(e) = make_open(&root) {
+                    self.internal("image", format!("failed to make {}: {e}", root.display()));
+                    return Err(Settled);
+                }
+                let what = Bring { path, sha256: self.step.image_digest, exclude: Vec::new() };
+                let brought = self.bring("image", &reference, what, &root, cancel).await.ok_or(Settled)?;
+                (root, Some(brought.sha256.to_string()))
+            }
+            ImageSource::OciLayout(_) | ImageSource::DockerArchive(_) | ImageSource::Registry(_) => {
+                let message = format!("this release of plimsoll does not read images from {reference}");
+                let help = "unpack it, and name the tree with `image: dir:PATH`";
+                refuse(self.report, Exit::Rejected, refusal("image", "image-source", message, help));
+                return Err(Settled);
+            }
+        };
+        match Image::directory(&reference, &root, digest) {
+            Ok(image) => {
+                self.report.image = Some(ImageRecord { reference, digest: image.digest });
+                Ok(image.root)
             }
             Err(e) => {
-                let message = format!("image {source}: {}", crate::text::chain(&e));
+                let message = format!("image {reference}: {}", crate::text::chain(&e));
                 refuse(self.report, Exit::Rejected, refusal("image", "image-rejected", message, "see `sandbox.image`"));
-                Err(true)
+                Err(Settled)
             }
         }
     }
 
-    fn plan(&self, ready: &Ready, scratch: PathBuf, image: Option<Image>) -> Plan {
+    fn plan(&self, ready: &Ready, scratch: PathBuf, rootfs: Option<PathBuf>) -> Plan {
         Plan {
             id: format!("{}-{:02}", self.context.id, self.step.index),
             scratch,
             bounds: payload::bounds(self.step),
             workspace: Some(ready.workspace.clone()),
-            image,
+            rootfs,
             mounts: self.step.mounts.iter().map(|m| (m.path.clone(), m.at.display().to_string())).collect(),
             filesystem: payload::filesystem(self.step),
             deterministic: self.step.deterministic,
@@ -308,13 +325,16 @@ impl Attempt<'_> {
             let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
             let file = openat2(&root, stored.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty(), beneath)?;
             let mut bytes = Vec::new();
-            std::io::Read::read_to_end(&mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES + 1), &mut bytes)?;
+            std::io::Read::read_to_end(
+                &mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES as u64 + 1),
+                &mut bytes,
+            )?;
             Ok(bytes)
         };
-        match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::parse(&bytes).map_err(|e| e.to_string())) {
-            Ok(cases) => {
-                self.report.guest_tests = Some(cases.counts());
-                self.report.guest_cases = cases;
+        match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::read(&bytes)) {
+            Ok(guest) => {
+                self.report.guest_tests = Some(guest.tests);
+                self.report.guest_cases = guest.cases;
             }
             Err(why) => self.report.notices.push(format!("the guest's JUnit report was left out: {why}")),
         }
@@ -324,6 +344,37 @@ impl Attempt<'_> {
         let help = "this is a fault of the host or of plimsoll; run again with --verbose";
         refuse(self.report, Exit::Internal, refusal(stage, "internal", message, help));
     }
+}
+
+/// The report says why, and nothing more is to be tried.
+struct Settled;
+
+/// Something to bring into a directory.
+struct Bring {
+    path: PathBuf,
+    sha256: Option<Sha256Digest>,
+    exclude: Vec<FileId>,
+}
+
+impl Bring {
+    fn into_directory(self, into: &Path, stop: &AtomicBool) -> Result<Summary, ArtifactError> {
+        let destination = File::open(into).map_err(|e| ArtifactError::failed("open the destination", e))?;
+        let what = Acquire {
+            path: &self.path,
+            sha256: self.sha256.map(|digest| Digest::from_bytes(digest.0)),
+            budget: Budget::default(),
+            deadline: ARTIFACT_DEADLINE,
+            exclude: &self.exclude,
+        };
+        acquire(&what, destination.as_fd(), stop, unpacker::start)
+    }
+}
+
+/// A directory that whoever unpacks and whoever runs inside can write, each with another uid; the private directory above
+/// it keeps others out.
+fn make_open(path: &Path) -> std::io::Result<()> {
+    DirBuilder::new().create(path)?;
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777))
 }
 
 /// Whether a backend that is not here, or that did not prove the floor, leaves room for the next.

@@ -76,9 +76,8 @@ impl Header {
             whole.append(&mut name);
             name = whole;
         }
-        let bad = |what: &str| {
-            Rejection::new(Rule::Corrupt, format!("the {what} in its header is not a number")).at(&name)
-        };
+        let bad =
+            |what: &str| Rejection::new(Rule::Corrupt, format!("the {what} in its header is not a number")).at(&name);
         let size = number(&block[124..136]).ok_or_else(|| bad("size"))?;
         // Only the execute bits matter, and some tools leave the field blank.
         let mode = number(&block[100..108]).ok_or_else(|| bad("mode"))?;

@@ -75,7 +75,11 @@ impl Extension {
                     b"size" | b"realsize" => sparse.size = Some(number()?),
                     b"numblocks" => {}
                     b"map" => {
-                        sparse.map = value.split(|&b| b == b',').map(decimal).collect::<Option<_>>().ok_or_else(|| bad("a sparse map is malformed"))?;
+                        sparse.map = value
+                            .split(|&b| b == b',')
+                            .map(decimal)
+                            .collect::<Option<_>>()
+                            .ok_or_else(|| bad("a sparse map is malformed"))?;
                     }
                     b"offset" | b"numbytes" => {
                         // They must alternate: the first of each pair is an offset.

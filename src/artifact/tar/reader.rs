@@ -54,7 +54,9 @@ pub fn unpack(input: &mut impl BufRead, destination: &mut Destination<'_>, budge
         }
     }
     if pending != Pending::default() {
-        return Err(Rejection::new(Rule::Truncated, "the archive ends after an extended header, before its member").into());
+        return Err(
+            Rejection::new(Rule::Truncated, "the archive ends after an extended header, before its member").into()
+        );
     }
     if read_block(input)?.iter().any(|&b| b != 0) {
         let message = "a single zero block in the middle, where some readers stop and others go on";
@@ -176,7 +178,11 @@ fn place(
 }
 
 /// Hands on exactly that many bytes.
-fn copy(input: &mut impl BufRead, mut left: u64, mut sink: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+fn copy(
+    input: &mut impl BufRead,
+    mut left: u64,
+    mut sink: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
     while left > 0 {
         let chunk = match input.fill_buf() {
             Ok(chunk) => chunk,

@@ -74,9 +74,9 @@ fn tail<R: Read + Seek>(source: &mut Source<R>) -> Result<(Vec<u8>, u64), Error>
 
 /// The end record whose comment ends with the file, the last such.
 fn find_end(tail: &[u8]) -> Option<usize> {
-    (0..(tail.len() + 1).saturating_sub(END_LENGTH)).rev().find(|&at| {
-        tail[at..].starts_with(END) && at + END_LENGTH + usize::from(u16_at(&tail[at..], 20)) == tail.len()
-    })
+    (0..(tail.len() + 1).saturating_sub(END_LENGTH))
+        .rev()
+        .find(|&at| tail[at..].starts_with(END) && at + END_LENGTH + usize::from(u16_at(&tail[at..], 20)) == tail.len())
 }
 
 /// The figures of the end records.
@@ -122,7 +122,8 @@ impl Directory {
             records = rest;
         }
         if entries.len() as u64 != end.entries {
-            let message = format!("the end record counts {} entries, the central directory holds {}", end.entries, entries.len());
+            let message =
+                format!("the end record counts {} entries, the central directory holds {}", end.entries, entries.len());
             return Err(disagree(message).into());
         }
         entries.sort_by_key(|entry: &Entry| entry.offset);
@@ -135,7 +136,10 @@ impl Directory {
     fn check_overlap(&self) -> Result<(), Rejection> {
         let first = self.entries.first().map_or(self.start, |entry| entry.offset);
         if first != 0 {
-            return Err(Rejection::new(Rule::TrailingData, format!("{first} bytes before the first entry belong to none")));
+            return Err(Rejection::new(
+                Rule::TrailingData,
+                format!("{first} bytes before the first entry belong to none"),
+            ));
         }
         for (index, entry) in self.entries.iter().enumerate() {
             let least = LOCAL_LENGTH + entry.name.len() as u64;
@@ -170,12 +174,16 @@ impl Directory {
 fn read_end<R: Read + Seek>(source: &mut Source<R>) -> Result<End, Error> {
     let (tail, tail_start) = tail(source)?;
     let Some(at) = find_end(&tail) else {
-        return Err(Rejection::new(Rule::Truncated, "the zip has no end record: it is cut short, or data follows it").into());
+        return Err(
+            Rejection::new(Rule::Truncated, "the zip has no end record: it is cut short, or data follows it").into()
+        );
     };
     let record = &tail[at..];
     // Other readers look for the last signature, whatever its comment length says.
     if record[4..].windows(4).any(|window| window == END) {
-        return Err(Rejection::new(Rule::TrailingData, "a second end record hides in the first or in its comment").into());
+        return Err(
+            Rejection::new(Rule::TrailingData, "a second end record hides in the first or in its comment").into()
+        );
     }
     let at = tail_start + at as u64;
     let end = End {
@@ -187,7 +195,8 @@ fn read_end<R: Read + Seek>(source: &mut Source<R>) -> Result<End, Error> {
     let disks = [u16_at(record, 4), u16_at(record, 6)];
     let here = u16_at(record, 8);
     let Some(locator_at) = at.checked_sub(LOCATOR_LENGTH) else { return single(disks, here, end) };
-    let locator = source.look(locator_at, LOCATOR_LENGTH as usize).map_err(|e| Error::failed("read the artifact", e))?;
+    let locator =
+        source.look(locator_at, LOCATOR_LENGTH as usize).map_err(|e| Error::failed("read the artifact", e))?;
     if !locator.starts_with(LOCATOR) {
         return single(disks, here, end);
     }
@@ -229,8 +238,7 @@ impl Entry {
         }
         let lengths = [28, 30, 32].map(|at| usize::from(u16_at(records, at)));
         let [name, extra, comment] = lengths;
-        let (variable, rest) =
-            records[ENTRY_LENGTH..].split_at_checked(name + extra + comment).ok_or_else(short)?;
+        let (variable, rest) = records[ENTRY_LENGTH..].split_at_checked(name + extra + comment).ok_or_else(short)?;
         let (name, extra) = (&variable[..name], &variable[name..name + extra]);
         Self::interpret(records, name, extra).map(|entry| (entry, rest)).map_err(|rejection| rejection.at(name))
     }
@@ -241,7 +249,11 @@ impl Entry {
         if flags & 0x2041 != 0 || method == 99 {
             return Err(Rejection::new(Rule::Encrypted, "it is encrypted"));
         }
-        let mut sizes = Zip64 { size: u32_at(record, 24).into(), compressed: u32_at(record, 20).into(), offset: u32_at(record, 42).into() };
+        let mut sizes = Zip64 {
+            size: u32_at(record, 24).into(),
+            compressed: u32_at(record, 20).into(),
+            offset: u32_at(record, 42).into(),
+        };
         sizes.widen(extra)?;
         if !matches!(u16_at(record, 34), 0 | 0xffff) {
             return Err(Rejection::new(Rule::Format, "the zip is split over several files"));

@@ -95,7 +95,19 @@ impl<'a, R: BufRead> EntryReader<'a, R> {
         };
         let left = entry.compressed;
         let output = &mut buffers.output;
-        Ok(EntryReader { input, entry, codec, output, meter, crc: Crc::new(), left, ended: false, produced: 0, behind, complete })
+        Ok(EntryReader {
+            input,
+            entry,
+            codec,
+            output,
+            meter,
+            crc: Crc::new(),
+            left,
+            ended: false,
+            produced: 0,
+            behind,
+            complete,
+        })
     }
 
     /// Hands all data on in pieces, which must be as long together as the entry says.
@@ -149,7 +161,9 @@ impl<'a, R: BufRead> EntryReader<'a, R> {
         };
         self.input.read_exact(room).map_err(Error::from_read)?;
         let figures = match room.len() {
-            16 | 24 => room.strip_prefix(b"PK\x07\x08").ok_or_else(|| disagree("what follows it is no data descriptor"))?,
+            16 | 24 => {
+                room.strip_prefix(b"PK\x07\x08").ok_or_else(|| disagree("what follows it is no data descriptor"))?
+            }
             _ => room,
         };
         let sizes = match figures.len() {
@@ -225,7 +239,8 @@ impl<R: BufRead> Read for EntryReader<'_, R> {
 
 /// Compares the two headers. True when the local one has the real figures.
 fn compare(fixed: &[u8; 30], name: &[u8], extra: &[u8], entry: &Entry) -> Result<bool, Rejection> {
-    let contradicts = |what: &str| Err(disagree(format!("its local header and the central directory give different {what}")));
+    let contradicts =
+        |what: &str| Err(disagree(format!("its local header and the central directory give different {what}")));
     if name != entry.name {
         return contradicts("names");
     }

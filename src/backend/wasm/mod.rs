@@ -1,5 +1,6 @@
 //! The `wasm` backend.
 
+pub mod runtimes;
 use std::time::Duration;
 
 use plimsoll_guest::Dispatch;
