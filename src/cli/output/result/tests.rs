@@ -57,7 +57,7 @@ pub fn step(name: &str, verdict: Verdict, tier: Option<Tier>) -> StepReport {
         artifact: None,
         result: tier.map(|_| ResultRecord {
             exit_code: Some(0),
-            stdout: StreamRecord { bytes: 1_572_864, kept: 1_048_576, sha256: String::new() },
+            stdout: StreamRecord { bytes: 1_572_864, kept: 1_048_576, ..StreamRecord::default() },
             ..ResultRecord::default()
         }),
         resources: Resources {
@@ -70,6 +70,7 @@ pub fn step(name: &str, verdict: Verdict, tier: Option<Tier>) -> StepReport {
         },
         outputs: Vec::new(),
         guest_tests: None,
+        guest_cases: Vec::new(),
         refusal: None,
         notices: Vec::new(),
     }
