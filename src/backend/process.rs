@@ -349,9 +349,13 @@ impl Capture {
         }
     }
 
-    /// Reads what is there now.
+    /// Reads what is there now. Past tokio, which tries no read before it has heard of an event.
     fn rest(&mut self) {
-        while self.take().is_some_and(|n| n > 0) {}
+        let Some(pipe) = self.pipe.take() else { return };
+        let mut piece = [0u8; 16 * 1024];
+        while let Ok(n @ 1..) = rustix::io::read(&pipe, &mut piece) {
+            self.keep(&piece[..n]);
+        }
     }
 
     /// One read: its length, or nothing if there is nothing to read now.
