@@ -45,7 +45,7 @@ pub fn acquire<H: Running>(
     what: &Acquire<'_>,
     destination: BorrowedFd<'_>,
     cancel: &AtomicBool,
-    start: impl FnOnce(OwnedFd) -> io::Result<H>,
+    start: impl FnOnce(OwnedFd, BorrowedFd<'_>) -> io::Result<H>,
 ) -> Result<Summary, Error> {
     let shown = what.path.as_os_str().as_bytes();
     // NONBLOCK: the path may be a FIFO.

@@ -41,6 +41,11 @@ impl Digest {
         }
     }
 
+    /// One that was checked before: 32 bytes.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Digest(bytes)
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
