@@ -5,13 +5,13 @@
 //!   one socket, waits with a deadline, and believes nothing that it needn't: it hashes the input itself, at the same
 //!   time; it looks through the finished tree ([`super::inspect`]); it escapes every text; and it empties the destination
 //!   after any failure, a killed helper included.
-//! - [`Job::receive`] and [`Job::run`] are the helper's side. Between the two the helper jails itself: what the job
-//!   needs is open by then. The jail is none of this module's business, which knows no backend.
-//! - [`Running`] and [`start_self`] are how the helper is started.
+//! - [`Job::receive`] and [`Job::run`] are the helper's side, in the jail. The jail is none of this module's business,
+//!   which knows no backend.
+//! - [`Running`] is how the runner holds what was started.
 //!
 //! In the jail, [`Job::run`] needs: `read`, `write`, `lseek`, `openat2`, `mkdirat`, `fchmod`, `linkat`, `unlinkat`,
 //! `symlinkat`, `renameat2`, `ftruncate`, `fstat`, `newfstatat`, `statx`, `getdents64`, `fcntl` (duplicating a fd), `close`,
-//! `sendto`, memory (`mmap`, `munmap`, `mremap`, `madvise`, `brk`), `getrandom`, `futex`, `rt_sigprocmask`, `sigaltstack`
+//! `sendto`, `recvmsg`, memory (`mmap`, `munmap`, `mremap`, `madvise`, `brk`), `getrandom`, `futex`, `rt_sigprocmask`, `sigaltstack`
 //! and `exit_group`; read access to nothing by path; write access beneath the destination's fd; 512 MiB of data; and
 //! one fd for each level of depth.
 
@@ -20,7 +20,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ use super::inspect;
 use super::rejection::{Error, Rejection, Rule, shown};
 use super::unpack::{Request, Summary, mismatch, undo, unpack};
 
-/// The internal subcommand that [`start_self`] gives the runner's own binary.
+/// The internal word that the runner's own binary is started with to be the helper.
 pub const SUBCOMMAND: &str = "__unpack";
 
 /// Largest message in either direction, bytes. A request takes some 400, a rejection less than 5,000.
@@ -79,22 +79,8 @@ impl Running for Child {
     }
 }
 
-/// Starts this same binary as the helper: `SUBCOMMAND` as its argument, the socket as its standard input, nothing in its
-/// environment.
-pub fn start_self(channel: OwnedFd) -> io::Result<Child> {
-    Command::new("/proc/self/exe")
-        .arg(SUBCOMMAND)
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::from(channel))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-}
-
-/// Unpacks `input` into the empty directory `destination` by a helper that `start` starts with its end of a socket.
-///
-/// The destination must be writable for the uid that the helper gets in its jail. Blocks until the helper is gone.
+/// Unpacks `input` into the empty directory `destination` by a helper that `start` starts with its end of a socket
+/// and the destination, which must be writable for the uid that the helper gets in its jail. Blocks until the helper is gone.
 ///
 /// # Errors
 /// As [`unpack`]; also [`Rule::Deadline`], and [`Error::Failed`] when the helper died, couldn't start, or `cancel` was
@@ -302,7 +288,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Takes the job from the socket that [`start_self`] made standard input. Call it before the jail closes in.
+    /// Takes the job from the helper's end of the socket: nothing that was sent is the artifact's yet.
     pub fn receive(channel: OwnedFd) -> io::Result<Self> {
         let mut buffer = vec![0; MESSAGE_MAX];
         let (message, fds, _) = receive(&channel, &mut buffer)?;
@@ -312,22 +298,12 @@ impl Job {
         Ok(Job { channel, input: File::from(input), destination, request })
     }
 
-    /// The fds that the jail must leave open: the socket, the input and the destination.
-    pub fn fds(&self) -> [BorrowedFd<'_>; 3] {
-        [self.channel.as_fd(), self.input.as_fd(), self.destination.as_fd()]
-    }
-
-    /// The directory that the jail must allow writing beneath.
+    /// The directory that is to be written beneath.
     pub fn destination(&self) -> BorrowedFd<'_> {
         self.destination.as_fd()
     }
 
-    /// The limits, for the jail's own (`RLIMIT_FSIZE`).
-    pub fn request(&self) -> &Request {
-        &self.request
-    }
-
-    /// Unpacks and answers. Call it in the jail; exit afterwards.
+    /// Unpacks and answers. The helper is to exit afterwards.
     pub fn run(self) -> io::Result<()> {
         let answer = match unpack(&self.input, self.destination, &self.request) {
             Ok(summary) => Answer::Unpacked(summary),

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -23,6 +23,7 @@ fn helper_process() {
     if role == "mute" {
         return;
     }
+    let babble = channel.try_clone().unwrap();
     let job = Job::receive(channel).unwrap();
     match role.as_str() {
         "honest" => job.run().unwrap(),
@@ -59,7 +60,7 @@ fn helper_process() {
             }
         }
         "babbles" => {
-            rustix::net::send(job.fds()[0], &[b'x'; 50_000], rustix::net::SendFlags::empty()).unwrap();
+            rustix::net::send(&babble, &[b'x'; 50_000], rustix::net::SendFlags::empty()).unwrap();
         }
         other => panic!("{other}"),
     }
@@ -79,8 +80,8 @@ fn scribble(job: &Job) {
     }
 }
 
-fn start(role: &'static str) -> impl FnOnce(OwnedFd) -> io::Result<Child> {
-    move |channel| {
+fn start(role: &'static str) -> impl FnOnce(OwnedFd, BorrowedFd<'_>) -> io::Result<Child> {
+    move |channel, _| {
         Command::new(std::env::current_exe()?)
             .args(["--exact", "helper::helper_process", "--nocapture"])
             .env(ROLE, role)
@@ -141,7 +142,7 @@ fn a_refusal_arrives_whole() {
 fn a_wrong_digest_starts_no_helper() {
     let place = Place::new();
     let pinned = Request { sha256: Some(Digest::of(b"other")), ..request() };
-    let start = |_: OwnedFd| -> io::Result<Child> { panic!("started") };
+    let start = |_: OwnedFd, _: BorrowedFd<'_>| -> io::Result<Child> { panic!("started") };
     let result =
         unpack_in_helper(&input(&archive()), place.open().as_fd(), &pinned, LONG, &AtomicBool::new(false), start);
     assert!(matches!(result, Err(Error::Rejected(r)) if r.rule == Rule::Sha256));
