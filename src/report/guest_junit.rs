@@ -11,7 +11,7 @@ use quick_xml::{XmlVersion, escape::resolve_predefined_entity};
 use super::GuestTests;
 
 /// The largest report that is read, bytes.
-pub const MAX_BYTES: usize = 16 * 1024 * 1024;
+pub const MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// Cases kept; more are counted.
 pub const MAX_CASES: usize = 10_000;
 const MAX_DEPTH: usize = 32;
@@ -55,19 +55,40 @@ pub struct Case {
 
 /// What a report says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct GuestReport {
-    /// All its cases, counted here and not as its attributes claim.
-    pub tests: GuestTests,
-    /// The first [`MAX_CASES`] of them.
-    pub cases: Vec<Case>,
+pub struct Cases {
+    counts: GuestTests,
+    cases: Vec<Case>,
 }
+
+impl Cases {
+    /// All its cases, counted here and not as its attributes claim.
+    #[must_use]
+    pub const fn counts(&self) -> GuestTests {
+        self.counts
+    }
+
+    /// The first [`MAX_CASES`] of them.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Case] {
+        &self.cases
+    }
+}
+
+/// Why something is not read as a JUnit report. Holds no guest text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreadable(String);
 
 /// Reads a report.
 ///
 /// # Errors
-/// In words, when it isn't one, or is larger or deeper than is reasonable. Holds no guest text.
-pub fn read(bytes: &[u8]) -> Result<GuestReport, String> {
-    if bytes.len() > MAX_BYTES {
+/// When it isn't one, or is larger or deeper than is reasonable.
+pub fn parse(bytes: &[u8]) -> Result<Cases, Unreadable> {
+    read(bytes).map_err(Unreadable)
+}
+
+fn read(bytes: &[u8]) -> Result<Cases, String> {
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("it has more than {MAX_BYTES} bytes"));
     }
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
@@ -124,7 +145,7 @@ struct Parser {
     suites: Vec<String>,
     case: Option<Case>,
     seen_root: bool,
-    report: GuestReport,
+    report: Cases,
 }
 
 impl Parser {
@@ -196,7 +217,7 @@ impl Parser {
             }
             Some(Element::Case) => {
                 let Some(case) = self.case.take() else { return };
-                let tests = &mut self.report.tests;
+                let tests = &mut self.report.counts;
                 tests.total += 1;
                 match case.outcome {
                     CaseOutcome::Passed => {}
@@ -222,7 +243,7 @@ impl Parser {
         }
     }
 
-    fn end(self) -> Result<GuestReport, String> {
+    fn end(self) -> Result<Cases, String> {
         match (self.seen_root, self.open.is_empty()) {
             (false, _) => Err("it is empty".to_owned()),
             (true, false) => Err("it ends in the middle".to_owned()),
@@ -279,7 +300,7 @@ mod tests {
             <testcase name="test_skip"><skipped type="pytest.skip" message="why"/></testcase></testsuite></testsuites>"#,
         )
         .unwrap();
-        assert_eq!(report.tests, GuestTests { total: 3, failed: 1, errors: 0, skipped: 1 });
+        assert_eq!(report.counts, GuestTests { total: 3, failed: 1, errors: 0, skipped: 1 });
         let bad = &report.cases[1];
         assert_eq!((bad.millis, bad.outcome, bad.message.as_str()), (1500, CaseOutcome::Failed, "assert 1 == 2"));
         assert_eq!(bad.text, "trace <here>\nA <raw> ");
@@ -295,7 +316,7 @@ mod tests {
         .unwrap();
         let case = &report.cases[0];
         assert_eq!((case.classname.as_str(), case.message.as_str(), case.text.as_str()), ("a.b", "f", "2"));
-        assert_eq!(report.tests, GuestTests { total: 1, failed: 1, errors: 0, skipped: 0 });
+        assert_eq!(report.counts, GuestTests { total: 1, failed: 1, errors: 0, skipped: 0 });
     }
 
     #[test]
@@ -322,7 +343,7 @@ mod tests {
         ] {
             assert!(read(bad).is_err(), "{}", String::from_utf8_lossy(bad));
         }
-        assert!(read(&vec![b' '; MAX_BYTES + 1]).is_err());
+        assert!(read(&vec![b' '; MAX_BYTES as usize + 1]).is_err());
         assert!(read(format!("<testsuites>{}", "<a>".repeat(100)).as_bytes()).unwrap_err().contains("nested"));
         let many = (0..1000).map(|i| format!(" a{i}=''")).collect::<String>();
         assert!(read(format!("<testsuite{many}/>").as_bytes()).unwrap_err().contains("attributes"));
@@ -337,7 +358,7 @@ mod tests {
         }
         let cases = "<testcase name='x'/>".repeat(MAX_CASES + 5);
         let report = read(format!("<testsuites>{cases}</testsuites>").as_bytes()).unwrap();
-        assert_eq!((report.tests.total, report.cases.len()), (MAX_CASES as u64 + 5, MAX_CASES));
+        assert_eq!((report.counts.total, report.cases.len()), (MAX_CASES as u64 + 5, MAX_CASES));
         let long =
             format!("<testsuite><testcase name='{0}'><failure>{0}</failure></testcase></testsuite>", "é".repeat(9999));
         let report = read(long.as_bytes()).unwrap();
@@ -357,7 +378,7 @@ mod tests {
             let text = tokens.concat();
             if let Ok(report) = read(text.as_bytes()) {
                 prop_assert!(report.cases.len() <= tokens.len());
-                let t = report.tests;
+                let t = report.counts;
                 prop_assert!(t.total >= t.failed + t.errors + t.skipped);
             }
         }

@@ -73,9 +73,9 @@ fn write(report: &Report, logs: &Logs, detail: Detail) -> String {
         suite.add_testcase(run_case(step));
         let observed = step.tier.is_some();
         suite.add_testcases(step.controls.iter().map(|c| control_case(step, c, observed)));
-        let shown = step.guest_cases.len().min(room);
+        let shown = step.guest_cases.as_slice().len().min(room);
         room -= shown;
-        suite.add_testcases(step.guest_cases[..shown].iter().map(|c| guest_case(step, c, detail)));
+        suite.add_testcases(step.guest_cases.as_slice()[..shown].iter().map(|c| guest_case(step, c, detail)));
         let output = |stream| {
             let raw = if detail.output == 0 { Vec::new() } else { logs.excerpt(step, stream, detail.output) };
             Untrusted::new(raw).for_xml(detail.output * 2)

@@ -224,7 +224,7 @@ pub struct StepReport {
     /// The guest's own tests, if it wrote a JUnit report. Unverified.
     pub guest_tests: Option<GuestTests>,
     /// The cases of that report, for `junit.xml`. Guest-origin text.
-    pub guest_cases: Vec<guest_junit::Case>,
+    pub guest_cases: guest_junit::Cases,
     /// Why it was refused or could not be tried.
     pub refusal: Option<RefusalRecord>,
     /// Remarks, some of them guest-origin.

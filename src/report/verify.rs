@@ -224,13 +224,7 @@ impl Check {
         self.facts(i, step);
 
         let all = judge::weigh(&observations);
-        // The tier was proven before dispatch; what was seen later is of the controls.
-        let before: Vec<Observation> = observations
-            .iter()
-            .filter(|o| !matches!(o.fact, Fact::Changed { .. } | Fact::Leftovers { .. }))
-            .cloned()
-            .collect();
-        let tier = judge::weigh(&before).tier;
+        let tier = all.tier;
         match isolation.tier {
             Some(recorded) => self.require(recorded == tier, &at("isolation.tier"), || {
                 format!("is {recorded}, but the recorded facts prove {tier}")
@@ -273,7 +267,7 @@ impl Check {
             "only exit code 10 can be forgiven".to_owned()
         });
         if step.dispatched == Dispatched::Yes {
-            self.admitted(&at("dispatched"), step, proven);
+            self.admitted(&at("dispatched"), step, &observations);
         }
         match step.verdict {
             Verdict::Passed => self.passed(&at("verdict"), step, &observations),
@@ -304,9 +298,12 @@ impl Check {
         }
     }
 
-    /// What was dispatched had been admitted: the floor proven and every required control satisfied. (Later changes lower
-    /// a grade too; then the step is refused, and the grades before are not all on record.)
-    fn admitted(&mut self, place: &str, step: &StepV1, proven: bool) {
+    /// What was dispatched had been admitted: the floor proven and every required control satisfied, by what was seen
+    /// before. What was seen later may have lowered a grade since.
+    fn admitted(&mut self, place: &str, step: &StepV1, observations: &[Observation]) {
+        let later = |o: &Observation| matches!(o.fact, Fact::Changed { .. } | Fact::Leftovers { .. });
+        let before: Vec<Observation> = observations.iter().filter(|o| !later(o)).cloned().collect();
+        let proven = judge::weigh(&before).tier >= step.isolation.floor;
         self.require(proven, place, || "is yes, but the floor is not proven".to_owned());
         let required: BTreeSet<ControlId> = step.controls.iter().filter(|c| c.required).map(|c| c.id).collect();
         for id in ALWAYS_REQUIRED {

@@ -244,7 +244,7 @@ fn guest_tests(step: &StepReport) -> Markup {
         part(tests.skipped, "f3", "skipped"),
     ];
     // What went wrong first.
-    let mut cases: Vec<_> = step.guest_cases.iter().collect();
+    let mut cases: Vec<_> = step.guest_cases.as_slice().iter().collect();
     cases.sort_by_key(|c| std::cmp::Reverse(c.outcome));
     html! {
         section {
