@@ -67,8 +67,16 @@ impl From<Vec<Segment>> for KeyPath {
 }
 
 impl fmt::Display for KeyPath {
+    /// The middle of a path deeper than any real key is left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let skipped = if self.0.len() > 12 { 6..self.0.len() - 4 } else { 0..0 };
         for (position, segment) in self.0.iter().enumerate() {
+            if skipped.contains(&position) {
+                if position == skipped.start {
+                    f.write_str(".…")?;
+                }
+                continue;
+            }
             match segment {
                 Segment::Index(index) => write!(f, "[{index}]")?,
                 Segment::Key(key) => {
@@ -307,5 +315,7 @@ mod tests {
     fn a_key_path_reads_like_code() {
         let path = KeyPath::root().key("steps").item(0).keys("sandbox.memory");
         assert_eq!(path.to_string(), "steps[0].sandbox.memory");
+        let deep = (0..100).fold(KeyPath::root(), |path, level| path.key(&level.to_string()));
+        assert_eq!(deep.to_string(), "0.1.2.3.4.5.….96.97.98.99");
     }
 }

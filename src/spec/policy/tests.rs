@@ -5,6 +5,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::trust::is_identity;
 use super::*;
 use crate::spec::load::SpecFile;
@@ -210,6 +212,49 @@ fn a_malformed_policy_is_an_error_that_names_its_place() {
     ] {
         let message = malformed(text);
         assert!(message.starts_with(expected), "{message}\nexpected {expected}");
+    }
+}
+
+/// One of several lines of YAML, or nothing.
+fn one_of_lines(lines: &'static [&'static str]) -> impl Strategy<Value = String> {
+    prop::option::of(prop::sample::select(lines))
+        .prop_map(|line| line.map(|line| format!("{line}\n")).unwrap_or_default())
+}
+
+proptest! {
+    #[test]
+    fn a_policy_only_ever_tightens(
+        rules in (
+            one_of_lines(&["minimum-isolation: container", "minimum-isolation: kernel", "minimum-isolation: vm"]),
+            one_of_lines(&["backends: [gvisor]", "backends: [wasm, gvisor]", "backends: [firecracker]", "backends: []"]),
+            one_of_lines(&["maxima: { memory: 256MiB, pids: 7 }", "maxima: { cpus: 0.5, timeout-minutes: 1, output: 0 }"]),
+            one_of_lines(&["require: [network]", "require: [pids-limit, secrets]"]),
+            one_of_lines(&["grants: { filesystem: none }", "grants: { filesystem: read-only }"]),
+            one_of_lines(&["images: [host]", "images: []"]),
+        ),
+        keys in prop::sample::subsequence(
+            vec!["memory: 300MiB", "pids: 5", "cpus: 2", "require: [teardown]", "minimum-isolation: kernel", "output: 1MiB"], 0..6),
+        backend in prop::sample::select(vec!["auto", "wasm", "gvisor", "firecracker"]),
+    ) {
+        let rules = format!("version: 1\n{}{}{}{}{}{}", rules.0, rules.1, rules.2, rules.3, rules.4, rules.5);
+        let policy = policy(&rules);
+        let asked = sandbox(&format!("backend: {backend}, {}", keys.join(", ")));
+        if let Ok(held) = policy.apply(&asked) {
+            let rules = &policy.loaded.as_ref().unwrap().rules;
+            prop_assert!(held.floor() >= asked.floor() && Some(held.floor()) >= rules.minimum_isolation);
+            prop_assert!(held.required().is_superset(&asked.required()) && held.required().is_superset(&rules.require));
+            prop_assert!(!held.candidates().is_empty());
+            prop_assert!(held.candidates().iter().all(|backend| asked.candidates().contains(backend)));
+            prop_assert!(held.grants.filesystem <= asked.grants.filesystem);
+            for limit in Limit::ALL {
+                prop_assert!(held.limits.amount(limit) <= asked.limits.amount(limit));
+            }
+            for (limit, most) in &rules.maxima {
+                prop_assert!(held.limits.amount(*limit) <= *most && held.limits.written.contains(limit));
+            }
+            let again = policy.apply(&held).unwrap();
+            prop_assert_eq!(again, held, "applying twice changes nothing");
+        }
     }
 }
 
