@@ -109,8 +109,9 @@ impl Corpus {
     fn members(&self) -> impl Iterator<Item = (String, Vec<u8>)> {
         let (files, bytes) = (self.files, self.bytes);
         let mut random = Random(0x5eed);
-        let words: Vec<String> =
-            (0..4096).map(|_| (0..3 + random.below(8)).map(|_| (b'a' + random.below(26) as u8) as char).collect()).collect();
+        let words: Vec<String> = (0..4096)
+            .map(|_| (0..3 + random.below(8)).map(|_| (b'a' + random.below(26) as u8) as char).collect())
+            .collect();
         (0..files).map(move |index| {
             let size = (bytes * (index + 1) / files - bytes * index / files) as usize;
             let mut content = Vec::with_capacity(size + 16);

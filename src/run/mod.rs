@@ -175,7 +175,11 @@ async fn run_all(
         };
         if step.is_ok() {
             let help = "this is a fault of plimsoll";
-            refuse(&mut broken, Exit::Internal, refusal("prepare", "internal", "the step's task broke".to_owned(), help));
+            refuse(
+                &mut broken,
+                Exit::Internal,
+                refusal("prepare", "internal", "the step's task broke".to_owned(), help),
+            );
         }
         reports.push(Some(broken));
         let (context, cancel, slots) = (Arc::clone(context), cancel.clone(), Arc::clone(&slots));

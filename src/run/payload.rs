@@ -130,7 +130,11 @@ pub fn dispatch(
     Ok(Dispatch {
         program,
         env: step.env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
-        working_directory: if directory.as_os_str().is_empty() { ".".to_owned() } else { directory.display().to_string() },
+        working_directory: if directory.as_os_str().is_empty() {
+            ".".to_owned()
+        } else {
+            directory.display().to_string()
+        },
         user: GUEST_USER,
         outputs,
         output_budget: OUTPUT_BUDGET,

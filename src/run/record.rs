@@ -111,7 +111,11 @@ pub fn passage(report: &mut StepReport, step: &Step, passage: Passage, written: 
     decide(report, step, &passage);
     if let Some(failure) = written.failure {
         let message = format!("the runner failed to write what the guest sent: {failure}");
-        refuse(report, Exit::Internal, refusal("collect", "write-failed", message, "look at the disk that holds the report directory"));
+        refuse(
+            report,
+            Exit::Internal,
+            refusal("collect", "write-failed", message, "look at the disk that holds the report directory"),
+        );
     }
     if report.exit == Exit::GuestFailed && step.continue_on_error {
         report.forgiven = true;
@@ -126,7 +130,8 @@ fn decide(report: &mut StepReport, step: &Step, passage: &Passage) {
     };
     if !passage.changed.is_empty() {
         let what: Vec<String> = passage.changed.iter().map(|o| o.fact.words()).collect();
-        let record = refusal("changed", "boundary-changed", what.join("; "), "treat everything this step wrote as suspect");
+        let record =
+            refusal("changed", "boundary-changed", what.join("; "), "treat everything this step wrote as suspect");
         return refuse(report, Exit::Refused, record);
     }
     match &passage.end {
@@ -141,9 +146,13 @@ fn decide(report: &mut StepReport, step: &Step, passage: &Passage) {
         End::Refused(why) => {
             let reason = if why.floor.is_some() { "floor-not-proven" } else { "control-not-satisfied" };
             let help = if why.floor.is_some() {
-                format!("see the controls that are not enforced; `plimsoll doctor` says what this host can prove for `{}`", step.floor())
+                format!(
+                    "see the controls that are not enforced; `plimsoll doctor` says what this host can prove for `{}`",
+                    step.floor()
+                )
             } else {
-                "drop the requirement or the limit, or run where the host can enforce it; `plimsoll doctor` says how".to_owned()
+                "drop the requirement or the limit, or run where the host can enforce it; `plimsoll doctor` says how"
+                    .to_owned()
             };
             refuse(report, Exit::Refused, refusal("judge", reason, why.to_string(), &help));
         }
@@ -195,7 +204,8 @@ pub fn refusal(stage: &str, reason: &str, message: String, help: &str) -> Refusa
 /// The refusal of a floor that no backend in question reaches.
 #[must_use]
 pub fn out_of_reach(step: &Step, floor: Tier) -> RefusalRecord {
-    let reach: Vec<String> = step.candidates().iter().map(|b| format!("`{}` reaches `{}`", b.name(), b.reaches())).collect();
+    let reach: Vec<String> =
+        step.candidates().iter().map(|b| format!("`{}` reaches `{}`", b.name(), b.reaches())).collect();
     let message = if reach.is_empty() {
         "the policy leaves no backend for this step".to_owned()
     } else {

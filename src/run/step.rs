@@ -122,7 +122,8 @@ impl Attempt<'_> {
             ArtifactSource::Path(path) => (path.clone(), None),
             ArtifactSource::PathWithDigest { path, sha256 } => (path.clone(), Some(*sha256)),
             ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. } => {
-                let message = format!("this release of plimsoll does not fetch artifacts from a forge ({})", self.step.artifact);
+                let message =
+                    format!("this release of plimsoll does not fetch artifacts from a forge ({})", self.step.artifact);
                 let help = "download it in a step before, and name its path";
                 refuse(self.report, Exit::Rejected, refusal("artifact", "not-fetched", message, help));
                 return false;
@@ -308,10 +309,14 @@ impl Attempt<'_> {
             let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
             let file = openat2(&root, stored.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty(), beneath)?;
             let mut bytes = Vec::new();
-            std::io::Read::read_to_end(&mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES + 1), &mut bytes)?;
+            std::io::Read::read_to_end(
+                &mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES + 1),
+                &mut bytes,
+            )?;
             Ok(bytes)
         };
-        match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::parse(&bytes).map_err(|e| e.to_string())) {
+        match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::parse(&bytes).map_err(|e| e.to_string()))
+        {
             Ok(cases) => {
                 self.report.guest_tests = Some(cases.counts());
                 self.report.guest_cases = cases;

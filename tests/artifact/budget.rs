@@ -114,7 +114,8 @@ fn a_single_file_that_is_no_archive_is_a_tree_of_one() {
 
 #[test]
 fn names_in_refusals_are_safe_to_print() {
-    let rejection = crate::support::refused(&Tar::default().file("../\x1b]8;;http://x\x07\u{202e}", b"").end(), Rule::Path);
+    let rejection =
+        crate::support::refused(&Tar::default().file("../\x1b]8;;http://x\x07\u{202e}", b"").end(), Rule::Path);
     assert!(rejection.to_string().chars().all(|c| !c.is_control() && c != '\u{202e}'), "{rejection}");
     accepted(&Tar::default().file("fine", b"").end());
 }

@@ -33,7 +33,12 @@ impl Source {
         self.root.path()
     }
 
-    fn copy_with(&self, budget: &Budget, expected: Option<Digest>, exclude: &[FileId]) -> (Place, Result<Summary, Error>) {
+    fn copy_with(
+        &self,
+        budget: &Budget,
+        expected: Option<Digest>,
+        exclude: &[FileId],
+    ) -> (Place, Result<Summary, Error>) {
         let place = Place::new();
         let source = File::open(self.path()).unwrap();
         let result = directory::copy(source.as_fd(), place.open().into(), budget, expected, exclude);
@@ -86,7 +91,8 @@ fn git_is_never_carried_at_any_depth_or_case() {
     ]);
     symlink("/root/.git", source.path().join("x/.gIT")).unwrap();
     let (place, _) = source.copied();
-    let files: Vec<String> = place.listing().into_iter().filter(|(_, kind)| kind != "dir").map(|(path, _)| path).collect();
+    let files: Vec<String> =
+        place.listing().into_iter().filter(|(_, kind)| kind != "dir").map(|(path, _)| path).collect();
     assert_eq!(files, [".github/workflows/ci.yml", ".gitignore", "a.git/x"]);
 }
 
@@ -144,7 +150,9 @@ fn budgets_and_collisions_hold_for_directories_too() {
         (Budget { depth: 1, ..Budget::default() }, Rule::BudgetDepth),
     ] {
         match source.copy_with(&budget, None, &[]).1 {
-            Err(Error::Rejected(rejection)) => assert!(rejection.rule == rule && rejection.member.is_some(), "{rejection}"),
+            Err(Error::Rejected(rejection)) => {
+                assert!(rejection.rule == rule && rejection.member.is_some(), "{rejection}")
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -35,7 +35,8 @@ fn helper_process() {
             scribble(&job);
             // Deep, and without permissions.
             let root = job.destination();
-            let mut at = rustix::fs::openat(root, "deep0", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+            let mut at =
+                rustix::fs::openat(root, "deep0", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
             for _ in 0..2000 {
                 rustix::fs::mkdirat(&at, "d", 0o700.into()).unwrap();
                 let next = rustix::fs::openat(&at, "d", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
@@ -51,7 +52,8 @@ fn helper_process() {
                 "lies" => drop(create(&destination, "extra")),
                 "escapes" => rustix::fs::symlinkat("/etc/passwd", &destination, "link").unwrap(),
                 _ => {
-                    let file = rustix::fs::openat(&destination, "x", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+                    let file =
+                        rustix::fs::openat(&destination, "x", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
                     rustix::fs::fchmod(file.unwrap(), 0o4755.into()).unwrap();
                 }
             }

@@ -20,7 +20,8 @@ fn names() -> impl Strategy<Value = String> {
 }
 
 fn tars() -> impl Strategy<Value = Vec<u8>> {
-    let member = (prop::sample::select(b"0125LKxgS73\0".to_vec()), names(), names(), prop::collection::vec(any::<u8>(), 0..600));
+    let member =
+        (prop::sample::select(b"0125LKxgS73\0".to_vec()), names(), names(), prop::collection::vec(any::<u8>(), 0..600));
     prop::collection::vec(member, 0..12).prop_map(|members| {
         let mut tar = Tar::default();
         for (kind, name, target, data) in members {

@@ -166,7 +166,10 @@ fn names_that_leave_are_refused_and_named() {
         refused_member(&Tar::default().symlink(name, "x").end(), Rule::Path, name);
         refused_member(&Tar::default().file("x", b"1").hardlink(name, "x").end(), Rule::Path, name);
     }
-    refused(&Tar::default().raw(b'0', "", b"x", |h| h.as_mut_bytes()[..4].copy_from_slice(b"caf\xe9")).end(), Rule::Path);
+    refused(
+        &Tar::default().raw(b'0', "", b"x", |h| h.as_mut_bytes()[..4].copy_from_slice(b"caf\xe9")).end(),
+        Rule::Path,
+    );
     accepted(&Tar::default().file("./a/./b//c", b"x").file("..a", b"x").dir("./").end());
 }
 
@@ -285,11 +288,7 @@ fn the_last_of_several_files_of_one_name_counts() {
 
 #[test]
 fn names_that_fold_together_are_refused() {
-    for (first, second) in [
-        ("README", "readme"),
-        ("Dir/a", "dir/b"),
-        ("stra\u{df}e", "STRASSE"),
-    ] {
+    for (first, second) in [("README", "readme"), ("Dir/a", "dir/b"), ("stra\u{df}e", "STRASSE")] {
         refused_member(&Tar::default().file(first, b"1").file(second, b"2").end(), Rule::NameCollision, second);
     }
     let twins = Tar::default().file("caf\u{e9}", b"1").file("cafe\u{301}", b"2").end();
@@ -378,10 +377,7 @@ fn sparse_files_are_expanded_right() {
 #[test]
 fn sparse_maps_that_lie_are_refused() {
     let v01 = |size: &str, map: &str| {
-        Tar::default()
-            .pax(&[("GNU.sparse.size", size), ("GNU.sparse.map", map)])
-            .file("sparse", b"abcde")
-            .end()
+        Tar::default().pax(&[("GNU.sparse.size", size), ("GNU.sparse.map", map)]).file("sparse", b"abcde").end()
     };
     accepted(&v01("100", "10,5"));
     for (size, map) in [
@@ -407,5 +403,8 @@ fn damaged_headers_are_refused() {
     let mut bytes = Tar::default().file("a", b"1").file("b", b"2").end();
     bytes[1024] ^= 1;
     refused(&bytes, Rule::Corrupt);
-    refused(&Tar::default().file("a", b"").raw(b'0', "b", b"", |h| h.as_mut_bytes()[124..136].fill(0xff)).end(), Rule::Corrupt);
+    refused(
+        &Tar::default().file("a", b"").raw(b'0', "b", b"", |h| h.as_mut_bytes()[124..136].fill(0xff)).end(),
+        Rule::Corrupt,
+    );
 }

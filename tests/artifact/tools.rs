@@ -46,7 +46,12 @@ fn made(name: &str, program: &str, arguments: &[&str]) -> Option<Vec<u8>> {
     project(&source);
     let file = root.path().join("archive");
     let arguments: Vec<String> = arguments.iter().map(|a| a.replace("OUT", file.to_str().unwrap())).collect();
-    let run = Command::new(program).args(&arguments).current_dir(&source).env("LC_ALL", "C.UTF-8").stdin(Stdio::null()).output();
+    let run = Command::new(program)
+        .args(&arguments)
+        .current_dir(&source)
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(Stdio::null())
+        .output();
     match run {
         Err(e) => {
             skip(program, &format!("{program} can't be run ({e})"));
@@ -64,7 +69,9 @@ fn made(name: &str, program: &str, arguments: &[&str]) -> Option<Vec<u8>> {
 #[test]
 fn gnu_tar_in_all_its_formats() {
     for format in ["gnu", "oldgnu", "posix", "ustar"] {
-        for (flag, packing) in [("-a", Format::Tar), ("-z", Format::TarGz), ("-J", Format::TarXz), ("--zstd", Format::TarZst)] {
+        for (flag, packing) in
+            [("-a", Format::Tar), ("-z", Format::TarGz), ("-J", Format::TarXz), ("--zstd", Format::TarZst)]
+        {
             let arguments = ["--format", format, flag, "-cf", "OUT", "."];
             let Some(bytes) = made(format, "tar", &arguments) else { continue };
             let (place, summary) = accepted(&bytes);
@@ -85,7 +92,12 @@ fn gnu_tar_appended_updated_and_joined() {
 
 #[test]
 fn gnu_tar_sparse_files_in_every_version() {
-    for options in ["--format=gnu", "--format=posix --sparse-version=0.0", "--format=posix --sparse-version=0.1", "--format=posix --sparse-version=1.0"] {
+    for options in [
+        "--format=gnu",
+        "--format=posix --sparse-version=0.0",
+        "--format=posix --sparse-version=0.1",
+        "--format=posix --sparse-version=1.0",
+    ] {
         // Holes before, between and behind; more segments than the header itself has room for.
         let script = format!(
             "for i in $(seq 1 40); do printf data$i | dd of=sparse bs=1 seek=$((i * 65536)) conv=notrunc status=none; done; \
@@ -137,7 +149,11 @@ fn info_zip_seekable_streamed_and_zip64() {
         ("stream zip64", "zip -fz -qr - . | cat > OUT", false),
         ("descriptors", "zip -fd -qr OUT.zip . && mv OUT.zip OUT", false),
         ("zip64", "zip -fz -qry OUT.zip . && mv OUT.zip OUT", true),
-        ("updated", "zip -qry OUT.zip . && touch run.sh && zip -qu OUT.zip run.sh && zip -qd OUT.zip nothing || true; mv OUT.zip OUT", true),
+        (
+            "updated",
+            "zip -qry OUT.zip . && touch run.sh && zip -qu OUT.zip run.sh && zip -qd OUT.zip nothing || true; mv OUT.zip OUT",
+            true,
+        ),
         ("deleted", "echo x > gone && zip -qry OUT.zip . && zip -qd OUT.zip gone && mv OUT.zip OUT", true),
         ("comment", "zip -qry OUT.zip . && echo 'a comment' | zip -qz OUT.zip && mv OUT.zip OUT", true),
     ] {
@@ -159,10 +175,22 @@ fn info_zip_seekable_streamed_and_zip64() {
 #[test]
 fn python_tarfile_and_zipfile() {
     for (name, code, links) in [
-        ("tarfile pax", "import tarfile; t = tarfile.open('OUT', 'w', format=tarfile.PAX_FORMAT); t.add('.'); t.close()", true),
-        ("tarfile gnu gz", "import tarfile; t = tarfile.open('OUT', 'w:gz', format=tarfile.GNU_FORMAT); t.add('.'); t.close()", true),
+        (
+            "tarfile pax",
+            "import tarfile; t = tarfile.open('OUT', 'w', format=tarfile.PAX_FORMAT); t.add('.'); t.close()",
+            true,
+        ),
+        (
+            "tarfile gnu gz",
+            "import tarfile; t = tarfile.open('OUT', 'w:gz', format=tarfile.GNU_FORMAT); t.add('.'); t.close()",
+            true,
+        ),
         ("tarfile xz", "import tarfile; t = tarfile.open('OUT', 'w:xz'); t.add('.'); t.close()", true),
-        ("make_archive", "import shutil; shutil.make_archive('OUT', 'zip', '.'); import os; os.rename('OUT.zip', 'OUT')", false),
+        (
+            "make_archive",
+            "import shutil; shutil.make_archive('OUT', 'zip', '.'); import os; os.rename('OUT.zip', 'OUT')",
+            false,
+        ),
         (
             "zipfile streamed",
             "import zipfile, os, sys\n\

@@ -9,7 +9,8 @@ use crate::support::{Entry, Tar, accepted, gzip, refused, refused_member, refuse
 #[test]
 fn ordinary_archives_unpack() {
     let text = "some text that repeats\n".repeat(10_000);
-    let zstd = Entry { data: zst(text.as_bytes()), method: 93, local_method: 93, ..Entry::stored("d/zstd", text.as_bytes()) };
+    let zstd =
+        Entry { data: zst(text.as_bytes()), method: 93, local_method: 93, ..Entry::stored("d/zstd", text.as_bytes()) };
     let bytes = zip(&[
         Entry { mode: 0o040_755, ..Entry::stored("d/", b"") },
         Entry::deflated("d/deflated", text.as_bytes()).with(|e| e.mode = 0o100_755),
@@ -25,7 +26,10 @@ fn ordinary_archives_unpack() {
         assert!(place.text(path) == text, "{path}");
     }
     assert_eq!((place.text("stored").as_str(), place.text("empty").as_str()), ("abc", ""));
-    assert_eq!((place.mode("d"), place.mode("d/deflated"), place.mode("stored"), place.mode("dos")), (0o777, 0o777, 0o666, 0o666));
+    assert_eq!(
+        (place.mode("d"), place.mode("d/deflated"), place.mode("stored"), place.mode("dos")),
+        (0o777, 0o777, 0o666, 0o666)
+    );
     assert_eq!((summary.format, summary.inner, summary.files), (Format::Zip, None, 6));
     assert_eq!(accepted(&zip(&[])).1.files, 0);
 }
@@ -105,11 +109,9 @@ fn unicode_name(name: &[u8], other: &[u8]) -> Vec<u8> {
 
 #[test]
 fn kinds_and_names_that_contradict_are_refused() {
-    for entry in [
-        Entry::stored("d/", b"data"),
-        Entry::stored("d", b"").with(|e| e.mode = 0o040_755),
-        Entry::symlink("l/", "x"),
-    ] {
+    for entry in
+        [Entry::stored("d/", b"data"), Entry::stored("d", b"").with(|e| e.mode = 0o040_755), Entry::symlink("l/", "x")]
+    {
         refused(&zip(&[entry]), Rule::Disagreement);
     }
     for mode in [0o020_666, 0o060_666, 0o010_644, 0o140_644] {
@@ -121,7 +123,10 @@ fn kinds_and_names_that_contradict_are_refused() {
 fn two_entries_of_one_name_are_refused() {
     let rejection = refused_member(&zip(&[Entry::stored("a", b"1"), Entry::stored("a", b"2")]), Rule::Duplicate, "a");
     assert!(rejection.message.contains("readers differ"));
-    refused(&zip(&[Entry::stored("a", b"1"), Entry::stored("./a", b"2"), Entry::symlink("a/", "x")]), Rule::Disagreement);
+    refused(
+        &zip(&[Entry::stored("a", b"1"), Entry::stored("./a", b"2"), Entry::symlink("a/", "x")]),
+        Rule::Disagreement,
+    );
     refused(&zip(&[Entry::stored("A", b"1"), Entry::stored("a", b"2")]), Rule::NameCollision);
     refused(&zip(&[Entry::stored("caf\u{e9}/x", b"1"), Entry::symlink("cafe\u{301}", ".")]), Rule::NameCollision);
 }
@@ -313,7 +318,10 @@ fn deeper_nesting_is_left_alone() {
     assert_eq!(accepted(&two).0.listing().into_keys().collect::<Vec<_>>(), ["a.tar", "b"]);
     let tar_in_tar = Tar::default().file("inner.tar", &tar).end();
     assert_eq!(accepted(&tar_in_tar).0.listing().into_keys().collect::<Vec<_>>(), ["inner.tar"]);
-    assert_eq!(accepted(&zip(&[Entry::stored("t", &tar_in_tar)])).0.listing().into_keys().collect::<Vec<_>>(), ["inner.tar"]);
+    assert_eq!(
+        accepted(&zip(&[Entry::stored("t", &tar_in_tar)])).0.listing().into_keys().collect::<Vec<_>>(),
+        ["inner.tar"]
+    );
     let nested = zip(&[Entry::stored("inner.zip", &zip(&[Entry::stored("t", &tar)]))]);
     assert_eq!(accepted(&nested).0.listing().into_keys().collect::<Vec<_>>(), ["inner.zip"]);
     for content in [gzip(b"{}"), vec![0; 2048], gzip(&[0; 2048]), b"text".to_vec(), Vec::new()] {

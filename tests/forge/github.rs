@@ -67,7 +67,8 @@ impl Job {
 
     fn outputs(self, outcome: &str, verdict: &str, tier: &str, code: u8) -> Self {
         let text = self.ran.stdout.clone();
-        let line = text.lines().find(|l| l.contains("outcome and outputs: ")).unwrap_or_else(|| panic!("{}", self.ran.all()));
+        let line =
+            text.lines().find(|l| l.contains("outcome and outputs: ")).unwrap_or_else(|| panic!("{}", self.ran.all()));
         assert!(line.contains(&format!("outputs: {outcome} ")), "{}", self.ran.all());
         for (name, value) in [
             ("verdict", verdict),
@@ -101,7 +102,9 @@ fn a_step_whose_code_fails() {
 
 #[test]
 fn a_step_that_is_refused() {
-    let Some(job) = act("          run: pass.wat\n          backend: wasm\n          minimum-isolation: kernel") else { return };
+    let Some(job) = act("          run: pass.wat\n          backend: wasm\n          minimum-isolation: kernel") else {
+        return;
+    };
     let text = job.ran.stdout.clone();
     job.outputs("failure", "refused", "", 11).says("Summary - ");
     assert!(!text.contains("hello from inside"), "{text}");
@@ -117,7 +120,10 @@ fn hostile_text_in_the_log_commands_nothing() {
     assert!(!log.contains('\x1b') && !log.contains('\x07') && !log.contains('\u{202e}'), "{log:?}");
     // What act obeys, it shows behind a gear or a red cross.
     assert!(!log.lines().any(|l| l.contains("pwned") && !l.contains('│')), "{log}");
-    assert!(!log.contains("hacked\n") || log.lines().filter(|l| l.contains("hacked")).all(|l| l.contains('│')), "{log}");
+    assert!(
+        !log.contains("hacked\n") || log.lines().filter(|l| l.contains("hacked")).all(|l| l.contains('│')),
+        "{log}"
+    );
 }
 
 #[test]

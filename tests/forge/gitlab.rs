@@ -11,10 +11,14 @@ struct Job {
 }
 
 fn job(inputs: &[(&str, &str)]) -> Option<Job> {
-    if !available("gitlab-ci-local", installed("gitlab-ci-local").and_then(|()| installed("rsync"))) || !backend("wasm") {
+    if !available("gitlab-ci-local", installed("gitlab-ci-local").and_then(|()| installed("rsync"))) || !backend("wasm")
+    {
         return None;
     }
-    let mut include = format!("include:\n  - local: templates/run.yml\n    inputs:\n      binary: {}\n", quoted(binary().to_str().unwrap()));
+    let mut include = format!(
+        "include:\n  - local: templates/run.yml\n    inputs:\n      binary: {}\n",
+        quoted(binary().to_str().unwrap())
+    );
     for (name, value) in inputs {
         include.push_str(&format!("      {name}: {}\n", quoted(value)));
     }
@@ -22,7 +26,14 @@ fn job(inputs: &[(&str, &str)]) -> Option<Job> {
     let project = Project::new(&[("templates/run.yml", &template), (".gitlab-ci.yml", &include)]);
     let home = tempfile::tempdir().unwrap();
     let ran = program("gitlab-ci-local")
-        .args(["--force-shell-executor", "--variable", "GITLAB_CI=true", "--variable", "CI_MERGE_REQUEST_IID=12", "plimsoll"])
+        .args([
+            "--force-shell-executor",
+            "--variable",
+            "GITLAB_CI=true",
+            "--variable",
+            "CI_MERGE_REQUEST_IID=12",
+            "plimsoll",
+        ])
         .dir(project.root())
         .env("HOME", home.path())
         .env("XDG_CACHE_HOME", home.path())
@@ -46,7 +57,11 @@ impl Job {
         let artifacts = self.project.path(".gitlab-ci-local/artifacts/plimsoll/plimsoll-report");
         let report = fs::read(artifacts.join("report.json")).unwrap_or_else(|e| panic!("{e}: {all}"));
         let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
-        assert_eq!((report["verdict"].as_str(), report["exit_code"].as_u64()), (Some(verdict), Some(code.into())), "{all}");
+        assert_eq!(
+            (report["verdict"].as_str(), report["exit_code"].as_u64()),
+            (Some(verdict), Some(code.into())),
+            "{all}"
+        );
         let ci = &report["ci"];
         assert_eq!((ci["provider"].as_str(), ci["pull_request"].as_u64()), (Some("gitlab"), Some(12)), "{ci}");
         assert_eq!(ci["job"], "plimsoll");

@@ -56,7 +56,8 @@ impl Script {
     /// Runs it as the forge does. Every variable of the file is set, empty unless given.
     fn run(&self, shell: &[&str], names: &[String], values: &[(&str, &str)]) -> Ran {
         let path = format!("{}:{}", self.dir.path().display(), std::env::var("PATH").unwrap());
-        let mut run = program(shell[0]).args(&shell[1..]).args([self.path("script")]).dir(self.dir.path()).env("PATH", path);
+        let mut run =
+            program(shell[0]).args(&shell[1..]).args([self.path("script")]).dir(self.dir.path()).env("PATH", path);
         for name in names {
             run = run.env(name, "");
         }
@@ -107,30 +108,37 @@ fn the_action_hands_every_input_on_as_one_argument() {
     let script = Script::action();
     for hostile in HOSTILE {
         let two = format!("A={hostile}\n\nB=2");
-        let ran = script.run(&BASH, &action_names(), &[
-            ("INPUT_RUN", hostile),
-            ("INPUT_ARTIFACT", hostile),
-            ("INPUT_ENV", &two),
-            ("INPUT_STEP", hostile),
-            ("INPUT_SPEC", hostile),
-            ("INPUT_ARGS", "--jobs=2\n"),
-            ("INPUT_REPORT_DIR", "r d"),
-        ]);
+        let ran = script.run(
+            &BASH,
+            &action_names(),
+            &[
+                ("INPUT_RUN", hostile),
+                ("INPUT_ARTIFACT", hostile),
+                ("INPUT_ENV", &two),
+                ("INPUT_STEP", hostile),
+                ("INPUT_SPEC", hostile),
+                ("INPUT_ARGS", "--jobs=2\n"),
+                ("INPUT_REPORT_DIR", "r d"),
+            ],
+        );
         assert_eq!(ran.code(), 42, "{}", ran.all());
-        assert_eq!(script.arguments()[1..], [
-            "run".to_owned(),
-            "--publish=github-summary".to_owned(),
-            "--github-output".to_owned(),
-            format!("--artifact={hostile}"),
-            format!("--run={hostile}"),
-            "--report-dir=r d".to_owned(),
-            format!("--step={hostile}"),
-            format!("--env=A={hostile}"),
-            "--env=B=2".to_owned(),
-            "--jobs=2".to_owned(),
-            "--".to_owned(),
-            hostile.to_owned(),
-        ]);
+        assert_eq!(
+            script.arguments()[1..],
+            [
+                "run".to_owned(),
+                "--publish=github-summary".to_owned(),
+                "--github-output".to_owned(),
+                format!("--artifact={hostile}"),
+                format!("--run={hostile}"),
+                "--report-dir=r d".to_owned(),
+                format!("--step={hostile}"),
+                format!("--env=A={hostile}"),
+                "--env=B=2".to_owned(),
+                "--jobs=2".to_owned(),
+                "--".to_owned(),
+                hostile.to_owned(),
+            ]
+        );
     }
 }
 
@@ -173,25 +181,32 @@ fn the_component_hands_every_input_on_as_one_argument_in_any_shell() {
     for shell in [&["sh", "-e"][..], &["bash", "-eo", "pipefail"]] {
         for hostile in HOSTILE {
             let two = format!("A={hostile}\n\nB=2");
-            let ran = script.run(shell, &component_names(), &[
-                ("PLIMSOLL_INPUT_BINARY", "plimsoll"),
-                ("PLIMSOLL_INPUT_RUN", hostile),
-                ("PLIMSOLL_INPUT_ENV", &two),
-                ("PLIMSOLL_INPUT_SPEC", hostile),
-                ("PLIMSOLL_INPUT_ARGS", "--jobs=2"),
-                ("PLIMSOLL_INPUT_REPORT_DIR", "r d"),
-            ]);
+            let ran = script.run(
+                shell,
+                &component_names(),
+                &[
+                    ("PLIMSOLL_INPUT_BINARY", "plimsoll"),
+                    ("PLIMSOLL_INPUT_RUN", hostile),
+                    ("PLIMSOLL_INPUT_ENV", &two),
+                    ("PLIMSOLL_INPUT_SPEC", hostile),
+                    ("PLIMSOLL_INPUT_ARGS", "--jobs=2"),
+                    ("PLIMSOLL_INPUT_REPORT_DIR", "r d"),
+                ],
+            );
             assert_eq!(ran.code(), 42, "{}", ran.all());
-            assert_eq!(script.arguments()[1..], [
-                "run".to_owned(),
-                format!("--run={hostile}"),
-                "--report-dir=r d".to_owned(),
-                format!("--env=A={hostile}"),
-                "--env=B=2".to_owned(),
-                "--jobs=2".to_owned(),
-                "--".to_owned(),
-                hostile.to_owned(),
-            ]);
+            assert_eq!(
+                script.arguments()[1..],
+                [
+                    "run".to_owned(),
+                    format!("--run={hostile}"),
+                    "--report-dir=r d".to_owned(),
+                    format!("--env=A={hostile}"),
+                    "--env=B=2".to_owned(),
+                    "--jobs=2".to_owned(),
+                    "--".to_owned(),
+                    hostile.to_owned(),
+                ]
+            );
         }
     }
 }

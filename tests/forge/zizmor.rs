@@ -13,5 +13,10 @@ fn the_action_and_the_workflows_have_no_finding() {
         places.push(workflows);
     }
     // Pedantic would ask for things that are a matter of taste; regular findings are faults.
-    program("zizmor").args(["--offline", "--no-progress", "--no-config"]).args(places).run().exits(0).prints("No findings");
+    program("zizmor")
+        .args(["--offline", "--no-progress", "--no-config"])
+        .args(places)
+        .run()
+        .exits(0)
+        .prints("No findings");
 }
