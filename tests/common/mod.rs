@@ -30,8 +30,12 @@ pub fn fixture(name: &str) -> PathBuf {
 /// Whether a variable is one that CI systems, a shell or a proxy set, and that would change what a test sees.
 pub fn is_ambient(name: &str) -> bool {
     const PREFIXES: [&str; 8] = ["CI_", "GITHUB_", "GITLAB_", "RUNNER_", "INPUT_", "ACTIONS_", "PLIMSOLL_", "XDG_"];
+    // Where engines and runtimes are is the machine's, not the job's.
+    const KEPT: [&str; 2] = ["PLIMSOLL_RUNSC", "PLIMSOLL_WASM_PATH"];
     const NAMES: [&str; 7] = ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "COLUMNS", "LINES"];
-    PREFIXES.iter().any(|p| name.starts_with(p)) || NAMES.contains(&name) || name.to_lowercase().ends_with("_proxy")
+    !KEPT.contains(&name) && PREFIXES.iter().any(|p| name.starts_with(p))
+        || NAMES.contains(&name)
+        || name.to_lowercase().ends_with("_proxy")
 }
 
 /// A command in a clean environment.
