@@ -38,7 +38,7 @@ pub fn blank(step: &Step) -> StepReport {
         resources: Resources::default(),
         outputs: Vec::new(),
         guest_tests: None,
-        guest_cases: Vec::new(),
+        guest_cases: Default::default(),
         refusal: None,
         notices: Vec::new(),
     }

@@ -326,15 +326,16 @@ impl Attempt<'_> {
             let file = openat2(&root, stored.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty(), beneath)?;
             let mut bytes = Vec::new();
             std::io::Read::read_to_end(
-                &mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES as u64 + 1),
+                &mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES + 1),
                 &mut bytes,
             )?;
             Ok(bytes)
         };
-        match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::read(&bytes)) {
-            Ok(guest) => {
-                self.report.guest_tests = Some(guest.tests);
-                self.report.guest_cases = guest.cases;
+        match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::parse(&bytes).map_err(|e| e.to_string()))
+        {
+            Ok(cases) => {
+                self.report.guest_tests = Some(cases.counts());
+                self.report.guest_cases = cases;
             }
             Err(why) => self.report.notices.push(format!("the guest's JUnit report was left out: {why}")),
         }

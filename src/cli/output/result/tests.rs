@@ -70,7 +70,7 @@ pub fn step(name: &str, verdict: Verdict, tier: Option<Tier>) -> StepReport {
         },
         outputs: Vec::new(),
         guest_tests: None,
-        guest_cases: Vec::new(),
+        guest_cases: Default::default(),
         refusal: None,
         notices: Vec::new(),
     }
