@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::spec::{Limit, Policy, Step};
+use crate::spec::{Command, Limit, Policy, Step};
 
 /// SHA-256 (lowercase hex) over the steps as asked for and the policy's digest, as JSON with sorted keys and no white
 /// space. Two runs of the same steps under the same policy have the same one.
@@ -24,7 +24,7 @@ fn step(step: &Step) -> Value {
         "index": step.index,
         "name": step.name,
         "artifact": step.artifact.to_string(),
-        "command": step.command.to_string(),
+        "command": command(&step.command),
         "env": step.env,
         "working-directory": step.working_directory,
         "continue-on-error": step.continue_on_error,
@@ -33,6 +33,7 @@ fn step(step: &Step) -> Value {
         "require": step.require,
         "image": step.image.as_ref().map(ToString::to_string),
         "image-digest": step.image_digest.map(|digest| digest.to_string()),
+        "kernel": format!("{:?}", step.kernel),
         "limits": limits,
         "mounts": step.mounts.iter().map(|m| json!([m.path, m.at])).collect::<Vec<_>>(),
         "grants": step.grants.names(),
@@ -40,4 +41,11 @@ fn step(step: &Step) -> Value {
         "outputs": step.outputs,
         "junit": step.junit,
     })
+}
+
+fn command(command: &Command) -> Value {
+    match command {
+        Command::Script { shell, text } => json!({ "shell": shell.argv(), "script": text }),
+        Command::Wasm { args, .. } => json!({ "wasm": command.to_string(), "args": args }),
+    }
 }
