@@ -18,7 +18,7 @@ use crate::spec::{self, Overrides, Shard, Step, Surroundings};
 #[command(next_help_heading = "Steps")]
 pub struct SelectArgs {
     /// Step files; without one and without --run, plimsoll.yml in the current directory
-    #[arg(value_name = "SPEC", value_hint = ValueHint::FilePath)]
+    #[arg(value_name = "SPEC", value_hint = ValueHint::FilePath, help_heading = "Arguments")]
     pub specs: Vec<PathBuf>,
 
     /// Only the steps of this name; repeat it for more

@@ -144,7 +144,11 @@ fn as_text(rows: &[Row<'_>], reports: &[(BackendKind, Report)], style: Style, co
             let tier = row.step.tier.map_or_else(|| "nothing".to_owned(), |t| t.to_string());
             let took = millis(row.step.resources.total_ms);
             let engine = row.engine().map(|e| format!(" ({e})")).unwrap_or_default();
-            text.push_str(&format!("{}{}{engine}\n", style.bold(&name), style.good(&format!("proves {tier} in {took}"))));
+            text.push_str(&format!(
+                "{}{}{engine}\n",
+                style.bold(&name),
+                style.good(&format!("proves {tier} in {took}"))
+            ));
             let below = row.below();
             if !below.is_empty() {
                 text.push_str(&format!("{:12}{}\n", "", style.dim(&below.join(", "))));

@@ -28,7 +28,8 @@ pub struct VerifyArgs {
 /// Checks the report against itself, and judges its facts again.
 pub fn verify(args: &VerifyArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failure> {
     let verified = verify::verify(&args.report, args.outputs_dir.as_deref()).map_err(|e| {
-        Failure::from_error(Exit::Usage, &e).with_help("name the directory that `plimsoll run` wrote, by default plimsoll-report")
+        Failure::from_error(Exit::Usage, &e)
+            .with_help("name the directory that `plimsoll run` wrote, by default plimsoll-report")
     })?;
     let style = Style::of(env, &io::stdout());
     let mut out = Log::data();
