@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use crate::cli::failure::Failure;
+use super::failure::Failure;
+use crate::backend::Engines;
+use crate::env::{Env, Var};
 use crate::spec::{self, Overrides, Shard, Step, Surroundings};
 
 /// Which steps.
@@ -16,7 +18,7 @@ use crate::spec::{self, Overrides, Shard, Step, Surroundings};
 #[command(next_help_heading = "Steps")]
 pub struct SelectArgs {
     /// Step files; without one and without --run, plimsoll.yml in the current directory
-    #[arg(value_name = "SPEC", value_hint = ValueHint::FilePath)]
+    #[arg(value_name = "SPEC", value_hint = ValueHint::FilePath, help_heading = "Arguments")]
     pub specs: Vec<PathBuf>,
 
     /// Only the steps of this name; repeat it for more
@@ -203,4 +205,18 @@ pub fn steps(select: &SelectArgs, step: &StepArgs, around: &Surroundings) -> Res
         files.extend(spec::default_file(std::path::Path::new(".")));
     }
     Ok(spec::select(spec::load(&files, &flags, around)?, &select.step, shard)?)
+}
+
+impl StepArgs {
+    /// The engine executables that flags and the environment name.
+    #[must_use]
+    pub fn engines(&self, env: &Env) -> Engines {
+        engines(self.runsc.clone(), self.platform.clone(), env)
+    }
+}
+
+/// Engine executables: a flag, else the environment.
+#[must_use]
+pub fn engines(runsc: Option<PathBuf>, platform: Option<String>, env: &Env) -> Engines {
+    Engines { runsc: runsc.or_else(|| env.path(Var::Runsc)), platform, ..Engines::default() }
 }

@@ -12,12 +12,20 @@ use crate::env::Env;
 use crate::exit::Exit;
 
 pub mod args;
+pub mod check;
+pub mod clean;
 pub mod completions;
+pub mod doctor;
 pub mod failure;
 pub mod logging;
 pub mod output;
+pub mod run;
 pub mod schema;
+pub mod session;
+pub mod shell;
 pub mod signals;
+pub mod trial;
+pub mod verify;
 
 use failure::Failure;
 
@@ -96,7 +104,19 @@ pub enum LogFormat {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Print the JSON Schema of step files or policies
+    /// Run steps behind proven boundaries
+    Run(run::RunArgs),
+    /// Read steps, apply the policy and try this host's boundaries; run nothing of yours
+    Check(check::CheckArgs),
+    /// Run a script as one step; for `shell:` of a GitHub workflow
+    Shell(shell::ShellArgs),
+    /// Recompute a report's digests and judge its facts again
+    Verify(verify::VerifyArgs),
+    /// Say what this host can prove, why not, and the fix
+    Doctor(doctor::DoctorArgs),
+    /// Remove what a killed run left behind; for a runner's hooks
+    Clean(clean::CleanArgs),
+    /// Print the JSON Schema of step files, reports or policies
     Schema(schema::SchemaArgs),
     /// Print completions for a shell
     Completions(completions::CompletionsArgs),
@@ -116,6 +136,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
     };
     logging::init(&env, cli.common.verbose, cli.common.log_format == LogFormat::Json);
     let done = match &cli.command {
+        Command::Run(args) => run::run(args, &cli.common, &env),
+        Command::Check(args) => check::check(args, &cli.common, &env),
+        Command::Shell(args) => shell::shell(args, &cli.common, &env),
+        Command::Verify(args) => verify::verify(args, &cli.common, &env),
+        Command::Doctor(args) => doctor::doctor(args, &cli.common, &env),
+        Command::Clean(args) => clean::clean(args, &cli.common, &env),
         Command::Schema(args) => schema::schema(args),
         Command::Completions(args) => completions::completions(args),
     };
@@ -136,7 +162,7 @@ pub fn command() -> clap::Command {
 }
 
 /// Help and the version go to standard output; anything else is a usage error.
-fn not_understood(env: &Env, error: &clap::Error, _arguments: &[OsString]) -> Exit {
+fn not_understood(env: &Env, error: &clap::Error, arguments: &[OsString]) -> Exit {
     // A reader that went away is no fault.
     let _ = error.print();
     if !error.use_stderr() {
@@ -146,6 +172,11 @@ fn not_understood(env: &Env, error: &clap::Error, _arguments: &[OsString]) -> Ex
         let message = error.to_string();
         let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
         output::Log::data().line(&failure::annotation(first, None, None, None));
+    }
+    if arguments.iter().any(|a| a == "--github-output") {
+        // The flags that name the directories were not understood either.
+        let (report, outputs) = (session::REPORT_DIR.as_ref(), session::OUTPUTS_DIR.as_ref());
+        let _ = output::github::Outputs::without_report(Exit::Usage, report, outputs).write(env);
     }
     Exit::Usage
 }

@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use super::failure::Failure;
 use super::output::Log;
 use crate::exit::Exit;
+use crate::report::json_v1::ReportV1;
 use crate::spec::{policy_schema, step_schema};
 
 /// Arguments.
@@ -19,6 +20,8 @@ pub struct SchemaArgs {
 pub enum Schema {
     /// Step files
     Step,
+    /// Reports
+    Report,
     /// The operator's policy
     Policy,
 }
@@ -27,6 +30,7 @@ pub enum Schema {
 pub fn schema(args: &SchemaArgs) -> Result<Exit, Failure> {
     let schema = match args.of {
         Schema::Step => step_schema(),
+        Schema::Report => ReportV1::json_schema(),
         Schema::Policy => policy_schema(),
     };
     let text = serde_json::to_string_pretty(&schema).map_err(|e| Failure::from_error(Exit::Internal, &e))?;

@@ -265,6 +265,22 @@ fn headline(step: &StepReport) -> String {
     }
 }
 
+/// What became of a step, in one sentence for an annotation.
+#[must_use]
+pub fn sentence(step: &StepReport) -> String {
+    let why = match (&step.refusal, &step.result) {
+        (Some(refusal), _) => format!(": {}", refusal.message),
+        (None, Some(result)) if result.timed_out => ": ended at the deadline".to_owned(),
+        (None, Some(result)) => match (result.exit_code, result.signal) {
+            (_, Some(signal)) => format!(": signal {signal}"),
+            (Some(code), None) => format!(": exit code {code}"),
+            (None, None) => String::new(),
+        },
+        (None, None) => String::new(),
+    };
+    format!("{} {}{why}", step.name, headline(step))
+}
+
 fn isolation(step: &StepReport, style: Style) -> String {
     match step.tier {
         Some(tier) if tier >= step.floor => style.good(&format!("{tier} proven, floor {}", step.floor)),

@@ -1,0 +1,205 @@
+//! `plimsoll doctor`: what this host can prove for each backend, why not, and the fix. Found out by doing ([`trial`]).
+
+use std::io;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum, ValueHint};
+use serde_json::{Value, json};
+
+use super::failure::Failure;
+use super::output::result::millis;
+use super::output::{Log, Style};
+use super::trial::{self, Trials};
+use super::{CommonArgs, args, signals};
+use crate::backend::BackendKind;
+use crate::env::{Env, Var};
+use crate::evidence::Status;
+use crate::exit::Exit;
+use crate::report::{Report, StepReport};
+use crate::run::host;
+use crate::spec::{self, Overrides, Policy, Surroundings};
+use crate::text::Untrusted;
+
+/// Arguments.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Only this backend; exit 0 only if it is usable
+    #[arg(long, value_name = "BACKEND")]
+    pub backend: Option<Which>,
+
+    /// The runsc to try, otherwise PLIMSOLL_RUNSC or the one in PATH
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub runsc: Option<PathBuf>,
+
+    /// How gVisor intercepts system calls: systrap, ptrace, kvm
+    #[arg(long, value_name = "PLATFORM", value_parser = ["systrap", "ptrace", "kvm"])]
+    pub platform: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A backend, on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Which {
+    /// A microVM
+    Firecracker,
+    /// A gVisor container
+    Gvisor,
+    /// WebAssembly in a jailed worker
+    Wasm,
+}
+
+impl Which {
+    const fn kind(self) -> BackendKind {
+        match self {
+            Which::Firecracker => BackendKind::Firecracker,
+            Which::Gvisor => BackendKind::Gvisor,
+            Which::Wasm => BackendKind::Wasm,
+        }
+    }
+}
+
+/// Tries the backends and prints what came of it.
+pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failure> {
+    let engines = args::engines(args.runsc.clone(), args.platform.clone(), env);
+    let trials = Trials::new(engines, env)?;
+    let which = args.backend.map_or_else(|| vec![Which::Firecracker, Which::Gvisor, Which::Wasm], |one| vec![one]);
+    let mut reports = Vec::new();
+    super::runtime()?.block_on(async {
+        let cancel = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+        for one in which {
+            let steps = spec::load(&[], &overrides(one.kind()), &Surroundings::default())?;
+            let steps = steps.into_iter().map(|step| trials.harmless(step)).collect();
+            reports.push((one.kind(), trials.run(steps, Policy::load(), cancel.clone()).await?));
+            if let Some(signal) = *cancel.borrow() {
+                return Err(Failure::new(signals::exit(signal), "cancelled"));
+            }
+        }
+        Ok(())
+    })?;
+    let rows: Vec<Row<'_>> = reports.iter().filter_map(|(kind, report)| Row::of(*kind, report)).collect();
+    let mut out = Log::data();
+    if args.json {
+        out.line(&as_json(&rows, &reports));
+    } else {
+        out.text(&as_text(&rows, &reports, Style::of(env, &io::stdout()), common));
+        if env.path(Var::Path).is_none() {
+            tracing::warn!("PATH is not set, so no engine can be found in it");
+        }
+    }
+    // One of them is enough, unless one was asked for.
+    Ok(if rows.iter().any(|row| trial::admitted(row.step)) {
+        Exit::Passed
+    } else {
+        match rows.first().filter(|_| args.backend.is_some()) {
+            Some(row) => trial::exit(row.step),
+            None => Exit::Unavailable,
+        }
+    })
+}
+
+fn overrides(kind: BackendKind) -> Overrides {
+    let run = if kind == BackendKind::Wasm { "nothing.wat" } else { "exit 0" };
+    Overrides {
+        name: Some(kind.name().to_owned()),
+        run: Some(run.to_owned()),
+        backend: Some(kind.name().to_owned()),
+        // A microVM needs one; nothing is read of it before the backend is known to be there.
+        image: (kind == BackendKind::Firecracker).then(|| "dir:/".to_owned()),
+        ..Overrides::default()
+    }
+}
+
+struct Row<'a> {
+    kind: BackendKind,
+    step: &'a StepReport,
+}
+
+impl<'a> Row<'a> {
+    fn of(kind: BackendKind, report: &'a Report) -> Option<Self> {
+        report.steps.first().map(|step| Self { kind, step })
+    }
+
+    fn engine(&self) -> Option<String> {
+        let engine = self.step.engine.as_ref()?;
+        let settings = engine.settings.iter().map(|(k, v)| format!(", {k} {v}"));
+        let text = format!("{}{}", engine.engine_version, settings.collect::<String>());
+        Some(Untrusted::new(text).for_terminal(200))
+    }
+
+    fn below(&self) -> Vec<String> {
+        let weak = self.step.controls.iter().filter(|c| c.status < Status::Enforced && c.status != Status::Unknown);
+        weak.map(|c| format!("{} {}", c.id, c.status)).collect()
+    }
+}
+
+fn as_text(rows: &[Row<'_>], reports: &[(BackendKind, Report)], style: Style, common: &CommonArgs) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let name = format!("{:<12}", row.kind.name());
+        let clean = |text: &str| Untrusted::new(text).for_terminal(1000);
+        if trial::admitted(row.step) {
+            let tier = row.step.tier.map_or_else(|| "nothing".to_owned(), |t| t.to_string());
+            let took = millis(row.step.resources.total_ms);
+            let engine = row.engine().map(|e| format!(" ({e})")).unwrap_or_default();
+            text.push_str(&format!(
+                "{}{}{engine}\n",
+                style.bold(&name),
+                style.good(&format!("proves {tier} in {took}"))
+            ));
+            let below = row.below();
+            if !below.is_empty() {
+                text.push_str(&format!("{:12}{}\n", "", style.dim(&below.join(", "))));
+            }
+        } else {
+            text.push_str(&format!("{}{}\n", style.bold(&name), style.bad("not usable")));
+            if let Some(refusal) = &row.step.refusal {
+                text.push_str(&format!("{:12}{}\n", "", clean(&refusal.message)));
+                if let Some(help) = refusal.help.as_deref().filter(|h| !h.is_empty()) {
+                    text.push_str(&format!("{:12}fix: {}\n", "", clean(help)));
+                }
+            }
+        }
+        if common.verbose {
+            for control in &row.step.controls {
+                for seen in &control.observations {
+                    let words = clean(&seen.fact.words());
+                    text.push_str(&format!("{:12}{:<17} {:<13} {words}\n", "", control.id, control.status));
+                }
+            }
+        }
+    }
+    if let Some((_, report)) = reports.first().filter(|_| !common.quiet) {
+        let host = &report.host;
+        text.push_str(&style.dim(&format!(
+            "host: {}, {}, virtualization: {}; operator's policy: {}\n",
+            host.kernel, host.cpu, host.virtualization, report.policy.effect
+        )));
+    }
+    text
+}
+
+fn as_json(rows: &[Row<'_>], reports: &[(BackendKind, Report)]) -> String {
+    let row = |row: &Row<'_>| {
+        let controls: serde_json::Map<String, Value> =
+            row.step.controls.iter().map(|c| (c.id.to_string(), json!(c.status))).collect();
+        json!({
+            "backend": row.kind.name(),
+            "usable": trial::admitted(row.step),
+            "tier": row.step.tier,
+            "floor": row.step.floor,
+            "total_ms": row.step.resources.total_ms,
+            "engine": row.step.engine,
+            "controls": controls,
+            "blocker": row.step.refusal.as_ref().map(|r| &r.message),
+            "help": row.step.refusal.as_ref().and_then(|r| r.help.as_ref()),
+        })
+    };
+    let (host, policy) = match reports.first() {
+        Some((_, report)) => (json!(report.host), json!(report.policy)),
+        None => (json!(host::describe(None)), Value::Null),
+    };
+    format!("{:#}", json!({"host": host, "policy": policy, "backends": rows.iter().map(row).collect::<Vec<_>>()}))
+}

@@ -1,0 +1,248 @@
+//! A run from the command line, from claimed directories to a written report.
+//!
+//! [`run`] is the order: signals, directories, steps, policy, the run itself with its live log, the report, what the forge
+//! is handed, the result lines. Directories come before steps are read, so that a broken step file leaves no old report
+//! that could be taken for this one's.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use clap::{Args, ValueEnum, ValueHint};
+use tokio::sync::mpsc;
+
+use super::failure::{self, Failure};
+use super::output::github::{self, Outputs};
+use super::output::live::{Live, Mode};
+use super::output::{self, Log, Style, result};
+use super::{CommonArgs, LogFormat, signals};
+use crate::backend::Engines;
+use crate::backend::channel::Cancel;
+use crate::env::{Env, Var};
+use crate::exit::Exit;
+use crate::forge;
+use crate::report::write::{ClaimError, OutputsDir, ReportDir, SUMMARY_MD};
+use crate::report::{Ci, Report, StepReport, Verdict};
+use crate::run::{self, Event, Job};
+use crate::spec::{Policy, Step, Surroundings};
+use crate::text::LogTarget;
+
+/// Where the report goes by default.
+pub const REPORT_DIR: &str = "plimsoll-report";
+/// Where outputs go by default.
+pub const OUTPUTS_DIR: &str = "plimsoll-outputs";
+/// Annotations of a run: GitHub shows ten errors of a step.
+const MAX_ANNOTATIONS: usize = 10;
+
+/// Where results go.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Results")]
+pub struct ResultArgs {
+    /// Where the report goes; replaced as a whole
+    #[arg(long, value_name = "DIR", default_value = REPORT_DIR, value_hint = ValueHint::DirPath)]
+    pub report_dir: PathBuf,
+
+    /// Where output files go, which are untrusted; replaced as a whole
+    #[arg(long, value_name = "DIR", default_value = OUTPUTS_DIR, value_hint = ValueHint::DirPath)]
+    pub outputs_dir: PathBuf,
+
+    /// Publish the result: github-summary appends it to the job's summary
+    #[arg(long, value_name = "TARGET", value_delimiter = ',')]
+    pub publish: Vec<Target>,
+
+    /// Append verdict, tier, exit-code, report-dir and outputs-dir to the outputs of a GitHub step
+    #[arg(long)]
+    pub github_output: bool,
+}
+
+/// Where a result can be published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// The job's summary on GitHub; needs no token.
+    GithubSummary,
+}
+
+/// What a command asks of a session.
+pub struct Request<'a> {
+    /// Reads the steps.
+    pub steps: &'a dyn Fn(&Surroundings) -> Result<Vec<Step>, Failure>,
+    /// Steps that run at the same time.
+    pub jobs: usize,
+    /// Engine executables.
+    pub engines: Engines,
+    /// Where results go.
+    pub results: &'a ResultArgs,
+    /// How messages are shown.
+    pub common: &'a CommonArgs,
+    /// The environment.
+    pub env: &'a Env,
+}
+
+/// Runs the steps, and says how to exit.
+///
+/// # Errors
+/// Where there is no report to tell it.
+pub fn run(request: &Request<'_>) -> Result<Exit, Failure> {
+    let done = super::runtime()?.block_on(attempt(request));
+    let results = request.results;
+    if let (Err(failure), true) = (&done, results.github_output) {
+        let outputs = Outputs::without_report(failure.exit, &results.report_dir, &results.outputs_dir);
+        hand_over(outputs.write(request.env));
+    }
+    done
+}
+
+async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
+    let (env, results) = (request.env, request.results);
+    let cancel = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    let report_dir = ReportDir::claim(&results.report_dir).map_err(claim)?;
+    let outputs_dir = OutputsDir::claim(&results.outputs_dir).map_err(claim)?;
+    let logs = report_dir.staging().join("steps");
+    fs::create_dir(&logs).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+
+    let steps = (request.steps)(&Surroundings { home: env.path(Var::Home) })?;
+    let context = forge::Context::detect(env);
+    for remark in context.iter().flat_map(|c| &c.remarks) {
+        tracing::warn!("{remark}");
+    }
+    let parallel = request.jobs > 1 && steps.len() > 1;
+    let job = Job {
+        steps,
+        policy: Policy::load(),
+        jobs: request.jobs,
+        engines: request.engines.clone(),
+        state: state_dir(env),
+        logs,
+        outputs: outputs_dir.staging().to_owned(),
+        exclude: [report_dir.path(), report_dir.staging(), outputs_dir.path(), outputs_dir.staging()]
+            .map(Path::to_owned)
+            .to_vec(),
+        ci: context.as_ref().map(ci),
+        runner: context.as_ref().and_then(|c| c.runner.clone()),
+    };
+
+    let report = shown(job, request, parallel, cancel).await?;
+    report_dir.commit(&report).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    outputs_dir.commit().map_err(|e| {
+        Failure::new(Exit::Internal, format!("failed to put {} in place: {e}", results.outputs_dir.display()))
+    })?;
+    publish(&report, request);
+    print(&report, request);
+    Ok(report.exit_code)
+}
+
+/// Runs the job and shows it meanwhile.
+async fn shown(job: Job, request: &Request<'_>, parallel: bool, cancel: Cancel) -> Result<Report, Failure> {
+    let mut live = live(request, parallel);
+    let (events, mut incoming) = mpsc::unbounded_channel::<Event>();
+    // A thread of its own: a log that nobody reads must not hold up the run.
+    let shower = thread::spawn(move || {
+        while let Some(event) = incoming.blocking_recv() {
+            live.event(event);
+        }
+        live.finish();
+    });
+    let report = tokio::select! {
+        report = run::run(job, events, cancel.clone()) => report,
+        signal = signals::overdue(cancel) => {
+            let failure = Failure::new(signals::exit(signal), "cancelled, and cleaning up took too long");
+            return Err(failure.with_help("`plimsoll clean` removes what is left"));
+        }
+    };
+    let _ = shower.join();
+    report.map_err(|e| Failure::from_error(Exit::Internal, &e))
+}
+
+fn live(request: &Request<'_>, parallel: bool) -> Live {
+    let (env, common) = (request.env, request.common);
+    let target = output::log_target(env);
+    let mode = match common.log_format {
+        LogFormat::Json => Mode::Json,
+        LogFormat::Text if common.quiet => Mode::Quiet,
+        LogFormat::Text if output::is_interactive(env, &io::stderr()) => Mode::Terminal,
+        LogFormat::Text => Mode::Plain,
+    };
+    Live::new(Log::for_target(target), mode, target, Style::of(env, &io::stderr()), parallel)
+}
+
+/// What the forge reads besides the log. A fault here is told and changes no verdict.
+fn publish(report: &Report, request: &Request<'_>) {
+    let results = request.results;
+    if results.publish.contains(&Target::GithubSummary) {
+        match fs::read_to_string(results.report_dir.join(SUMMARY_MD)) {
+            Ok(markdown) => hand_over(github::summary(request.env, &markdown)),
+            Err(e) => tracing::warn!("the summary could not be read: {e}"),
+        }
+    }
+    if results.github_output {
+        hand_over(Outputs::of(report, &results.report_dir, &results.outputs_dir).write(request.env));
+    }
+}
+
+fn hand_over(done: Result<(), github::HandOver>) {
+    if let Err(error) = done {
+        tracing::warn!("not published: {}", crate::text::chain(&error));
+    }
+}
+
+fn print(report: &Report, request: &Request<'_>) {
+    let target = output::log_target(request.env);
+    let options = result::Options {
+        style: Style::of(request.env, &io::stdout()),
+        target,
+        quiet: request.common.quiet,
+        verbose: request.common.verbose,
+        report_dir: &request.results.report_dir,
+        outputs_dir: &request.results.outputs_dir,
+    };
+    let mut out = Log::data();
+    out.text(&result::render(report, options));
+    if target == LogTarget::GitHub {
+        let faults = report.steps.iter().filter(|s| !matches!(s.verdict, Verdict::Passed | Verdict::Skipped));
+        for step in faults.filter(|s| !s.forgiven).take(MAX_ANNOTATIONS) {
+            out.line(&annotation(step));
+        }
+    }
+}
+
+fn annotation(step: &StepReport) -> String {
+    let help = step.refusal.as_ref().and_then(|r| r.help.as_deref());
+    failure::annotation(&result::sentence(step), help, None, None)
+}
+
+fn claim(error: ClaimError) -> Failure {
+    let exit = match error {
+        ClaimError::Io { .. } => Exit::Internal,
+        ClaimError::Unusable(_) | ClaimError::Refused { .. } | ClaimError::Busy { .. } => Exit::Usage,
+    };
+    let failure = Failure::from_error(exit, &error);
+    match error.help() {
+        Some(help) => failure.with_help(help),
+        None => failure,
+    }
+}
+
+fn ci(context: &forge::Context) -> Ci {
+    Ci {
+        provider: context.provider.name().to_owned(),
+        repository: context.repository.clone(),
+        sha: context.sha.clone(),
+        head_sha: context.head_sha.clone(),
+        pull_request: context.number(),
+        job: context.job.clone(),
+        attempt: context.attempt,
+        matrix: context.matrix.clone(),
+        run_url: context.run_url.clone(),
+    }
+}
+
+/// Where runs keep their private directories. Root's is where nobody else could have put something; a plain user's is
+/// checked when it is entered. On a disk, since artifacts are unpacked there.
+#[must_use]
+pub fn state_dir(env: &Env) -> PathBuf {
+    match rustix::process::geteuid() {
+        uid if uid.is_root() => PathBuf::from("/var/lib/plimsoll/runs"),
+        uid => env.temp_dir().join(format!("plimsoll-{}", uid.as_raw())),
+    }
+}
