@@ -2,9 +2,10 @@
 
 use super::{ControlRecord, StepReport, Verdict};
 use crate::evidence::{ControlId, Status, judge};
+use crate::exit::Exit;
 use crate::gate::Dispatched;
 
-/// How a step ended, in a few words. Holds no guest text but the name of a limit.
+/// How a step ended, in a few words. Holds no guest text.
 #[must_use]
 pub fn ending(step: &StepReport) -> String {
     let Some(result) = &step.result else {
@@ -19,7 +20,8 @@ pub fn ending(step: &StepReport) -> String {
         return "ended at its deadline".to_owned();
     }
     if let Some(limit) = &result.limit_hit {
-        return format!("reached its {limit} limit");
+        let known = ["memory", "pids", "disk", "time", "fuel"].contains(&limit.as_str());
+        return if known { format!("reached its {limit} limit") } else { "reached a limit".to_owned() };
     }
     match (result.signal, result.exit_code) {
         (Some(signal), _) => match signal_name(signal) {
@@ -130,7 +132,17 @@ pub fn headline(report: &super::Report) -> String {
                 format!("{} of {steps} steps were", with(Verdict::Refused))
             }
         ),
-        Verdict::Error => format!("It could not be done: {}.", report.exit_code.describe()),
+        Verdict::Error => {
+            let nothing =
+                if report.steps.iter().all(|s| s.dispatched == Dispatched::No) { " Nothing ran." } else { "" };
+            let what = match report.exit_code {
+                Exit::Unavailable => "The backend is not available on this host.",
+                Exit::Rejected => "The artifact or image was rejected.",
+                Exit::Usage => "The step file or the command line could not be used.",
+                _ => "Plimsoll failed; this says nothing about the code.",
+            };
+            format!("{what}{nothing}")
+        }
         Verdict::Cancelled => "The run was cancelled.".to_owned(),
         Verdict::Skipped => "There was nothing to run.".to_owned(),
     }

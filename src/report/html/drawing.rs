@@ -11,12 +11,16 @@ use crate::evidence::Tier;
 /// The height of a tier's line on the hull.
 const fn level(tier: Tier) -> i32 {
     match tier {
-        Tier::Process => 104,
-        Tier::Container => 130,
-        Tier::Kernel => 156,
-        Tier::Vm => 182,
+        Tier::Process => 116,
+        Tier::Container => 140,
+        Tier::Kernel => 164,
+        Tier::Vm => 188,
     }
 }
+
+/// Containers on deck: column, row, class.
+const CARGO: [(i32, i32, &str); 8] =
+    [(0, 0, "f2"), (1, 0, "f1"), (2, 0, "f3"), (3, 0, "f2"), (4, 0, "f1"), (0, 1, "f3"), (1, 1, "f2"), (3, 1, "f1")];
 
 /// The mark alone, as a sign.
 pub(super) fn sign() -> Markup {
@@ -40,40 +44,41 @@ pub(super) fn ship(floor: Tier, tier: Option<Tier>) -> Markup {
         None => format!("A ship's hull in dry dock, its load line at {floor}: no boundary was observed."),
     };
     html! {
-        svg viewBox="0 0 470 250" role="img" aria-label=(label) {
-            // Deckhouse, funnel and mast.
-            path class="funnel" d="M96 36h26l-3 34h-20z" {}
-            rect class="house" x="58" y="62" width="96" height="28" rx="3" {}
-            @for x in [70, 90, 110, 130] { circle class="hull" cx=(x) cy="76" r="4" {} }
-            path class="hull" d="M208 40h4v50h-4zM184 50h52v3h-52z" {}
-            // The hull, and the part of it that is painted red.
-            path class="hull" d="M30 84H352c-6 44-22 90-52 122H74C50 196 34 150 30 84z" {}
-            path class="boot" d="M39 146c7 30 18 52 35 60H300c18-19 31-41 40-64z" {}
-            // What the scale means, right of the ship.
-            @for t in Tier::ALL {
-                path class="painted" d=(format!("M214 {0}h34", level(t))) {}
-                text class="scale-text" x="370" y=(level(t) + 5) { (t) }
-                path class="leader" d=(format!("M254 {0}H362", level(t))) {}
+        svg viewBox="0 0 480 262" role="img" aria-label=(label) {
+            // The untrusted cargo, deckhouse, funnel and masts.
+            @for (column, row, class) in CARGO {
+                rect class=(class) x=(192 + 37 * column) y=(74 - 18 * row) width="35" height="17" rx="2" {}
             }
-            // The load line: disc, bar, and the vertical from which the scale is measured.
-            path class="painted" d="M214 102v82" {}
-            circle class="disc" cx="168" cy=(mark) r="19" {}
-            path class="disc" d=(format!("M138 {mark}h60")) {}
-            text class="painted-text" x="150" y=(mark - 24) font-size="11" font-weight="700" font-family="system-ui, sans-serif" { "floor" }
+            path class="funnel" d="M142 42h24l-3 48h-18z" {}
+            path class="hull" d="M142 42h24l-.6 9h-22.8z" {}
+            path class="house" d="M44 56h92v36H44zM58 36h62v20H58z" {}
+            @for x in [60, 78, 96, 114] { circle class="hull" cx=(x) cy="74" r="4.5" {} }
+            path class="hull" d="M62 42h54v7H62zM86 12h3v24h-3zM78 20h19v2.5H78zM410 44h3v34h-3z" {}
+            // The hull, and the part of it that is painted red.
+            path class="hull" d="M20 84C140 97 270 97 440 72C430 120 408 170 382 214Q376 226 360 226H76Q60 226 54 212C40 176 28 132 20 84z" {}
+            path class="boot" d="M49.5 200H390L382 214Q376 226 360 226H76Q60 226 54 212z" {}
             @match water {
                 Some(y) => {
-                    path class="water" d=(format!("M0 {y}c20-5 30 5 50 0s30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0V250H0z")) {}
-                    path class="water-front" d=(format!("M0 {0}c26 6 40-6 66 0s40 6 66 0 40-6 66 0 40 6 66 0 40-6 66 0 40 6 66 0 40-6 74 0V250H0z", y + 26)) {}
+                    path class="water" d=(format!("M0 {y}c20-5 30 5 50 0s30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0V262H0z")) {}
+                    path class="water-front" d=(format!("M0 {0}c26 6 40-6 66 0s40 6 66 0 40-6 66 0 40 6 66 0 40-6 66 0 40 6 66 0 40-6 74 0 8 1 10 0V262H0z", (y + 34).min(230))) {}
                     path class="surface" d=(format!("M0 {y}c20-5 30 5 50 0s30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0")) {}
-                    // Painted again above the water, or the mark could not be read.
-                    circle class="disc" cx="168" cy=(mark) r="19" opacity=".9" {}
-                    path class="disc" d=(format!("M138 {mark}h60")) opacity=".9" {}
+                    text class="scale-text" x="472" y=(y - 10) text-anchor="end" { "proven" }
                 }
                 None => {
-                    path class="hull" d="M96 206h18v26h-18zM176 206h18v26h-18zM256 206h18v26h-18z" opacity=".6" {}
-                    path class="hull" d="M0 232h470v18H0z" opacity=".35" {}
+                    path class="hull" d="M96 226h20v22h-20zM206 226h20v22h-20zM316 226h20v22h-20z" opacity=".55" {}
+                    path class="hull" d="M0 248h480v14H0z" opacity=".3" {}
+                    text class="scale-text" x="472" y="240" text-anchor="end" { "dry dock" }
                 }
             }
+            // The paint, over the water, or what lies below could not be read: the scale of tiers, and the load line at the floor.
+            path class="painted" d="M232 104V194" {}
+            @for t in Tier::ALL {
+                path class="painted" d=(format!("M232 {0}h24", level(t))) {}
+                text class="painted-text" x="264" y=(level(t) + 4) { (t) }
+            }
+            circle class="disc" cx="160" cy=(mark) r="19" {}
+            path class="disc" d=(format!("M128 {mark}h64")) {}
+            text class="painted-text" x="120" y=(mark + 4) text-anchor="end" { "floor" }
         }
     }
 }
@@ -87,16 +92,17 @@ pub(super) fn ladder(floor: Tier, tier: Option<Tier>) -> Markup {
     };
     html! {
         div.ladder {
-            svg viewBox="0 0 250 134" role="img" aria-label=(label) {
+            svg viewBox="0 0 280 134" role="img" aria-label=(label) {
                 @for t in Tier::ALL {
                     path class=(if tier.is_some_and(|proven| proven >= t) { "rung wet" } else { "rung" }) d=(format!("M52 {0}h56", y(t))) {}
-                    text class="scale-text" x="150" y=(y(t) + 5) { (t) }
-                    @if tier == Some(t) {
-                        circle class="dot" cx="128" cy=(y(t)) r="6" {}
-                    }
-                    @if tier == Some(t) || floor == t {
-                        text class="scale-sub" x="212" y=(y(t) + 5) text-anchor="start" {
-                            @if tier == Some(t) { "✓" }
+                    @if tier == Some(t) { circle class="dot" cx="108" cy=(y(t)) r="6.5" {} }
+                    text class="scale-text" x="126" y=(y(t) + 5) { (t) }
+                    text class="scale-sub" x="200" y=(y(t) + 5) {
+                        @match (tier == Some(t), floor == t) {
+                            (true, true) => "floor, proven",
+                            (true, false) => "proven",
+                            (false, true) => "floor",
+                            (false, false) => "",
                         }
                     }
                 }

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Logs, Report, StepReport, Verdict, words};
 use crate::evidence::{Status, Tier};
+use crate::gate::Dispatched;
 use crate::text::Untrusted;
 
 mod drawing;
@@ -90,8 +91,8 @@ fn head(report: &Report, decisive: Option<&StepReport>) -> Markup {
         div.head {
             div {
                 p.mark { (drawing::sign()) "Plimsoll boundary report" }
-                h1.verdict class={ "v-" (report.verdict) } { (title(report)) }
-                p.lead { (words::headline(report)) }
+                h1 class={ "verdict v-" (report.verdict) } { (word(report.verdict)) @if let Some(tier) = behind(report) { " " small { "behind a " (tier) " boundary" } } }
+                p.lead { (lead(report)) }
                 (meta(report))
             }
             @if let Some(step) = decisive {
@@ -104,20 +105,38 @@ fn head(report: &Report, decisive: Option<&StepReport>) -> Markup {
     }
 }
 
-fn title(report: &Report) -> String {
-    let tiers = report.steps.iter().filter_map(|s| s.tier).min();
-    let word = match report.verdict {
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
         Verdict::Passed => "Passed",
         Verdict::Failed => "Failed",
         Verdict::Refused => "Refused",
         Verdict::Error => "Not done",
         Verdict::Cancelled => "Cancelled",
         Verdict::Skipped => "Nothing to run",
-    };
-    match tiers {
-        Some(tier) if matches!(report.verdict, Verdict::Passed | Verdict::Failed) => format!("{word} behind {tier}"),
-        _ => word.to_owned(),
     }
+}
+
+/// One sentence below the verdict, which the page has said already.
+fn lead(report: &Report) -> String {
+    match (report.verdict, report.steps.as_slice()) {
+        (Verdict::Passed, [step]) if !step.forgiven => {
+            format!("The floor asked for was {}. It was proven from the host before the code was started.", step.floor)
+        }
+        (Verdict::Failed, [step]) => {
+            let ending = words::ending(step);
+            format!("The floor asked for was {}, and it was proven. The code behind it failed: {ending}.", step.floor)
+        }
+        (Verdict::Refused, steps) if steps.iter().all(|s| s.dispatched == Dispatched::No) => {
+            "What was asked for could not be proven, or is not allowed here. Nothing ran.".to_owned()
+        }
+        _ => words::headline(report),
+    }
+}
+
+/// The weakest tier that code ran behind, where that is part of the verdict.
+fn behind(report: &Report) -> Option<Tier> {
+    let tier = report.steps.iter().filter_map(|s| s.tier).min();
+    tier.filter(|_| matches!(report.verdict, Verdict::Passed | Verdict::Failed))
 }
 
 fn caption(step: &StepReport, steps: usize) -> Markup {
@@ -161,15 +180,16 @@ fn tiles(report: &Report, step: &StepReport) -> Markup {
     let enforced = step.controls.iter().filter(|c| c.status == Status::Enforced).count();
     let total: u64 = report.steps.iter().map(|s| s.resources.total_ms).sum();
     let peak = report.steps.iter().filter_map(|s| s.resources.peak_memory_bytes).max();
-    let weakest: Option<Tier> = report.steps.iter().map(|s| s.tier).min().flatten();
+    let weakest: Option<Tier> =
+        report.steps.iter().filter(|s| s.verdict != Verdict::Skipped).map(|s| s.tier).min().flatten();
     html! {
         dl.tiles {
             div.tile {
                 dt { @if single { "Proven tier" } @else { "Weakest tier proven" } }
-                dd { (weakest.map_or("none", Tier::name)) small { "floor " (step.floor) } }
+                dd { (weakest.map_or("none", Tier::name)) small { @if single { "floor " (step.floor) } @else { "each step has its own floor" } } }
             }
             @if single {
-                div.tile { dt { "Result" } dd { (text(&words::ending(step), 60)) small { "as the inside says" } } }
+                div.tile { dt { "Result" } dd { (text(&words::ending(step), 60)) @if step.result.as_ref().is_some_and(|r| !r.timed_out && r.exit_code.or(r.signal).is_some()) { small { "as the inside says" } } } }
                 @if step.tier.is_some() {
                     div.tile { dt { "Controls enforced" } dd { (enforced) " of " (step.controls.len()) small { (step.controls.iter().filter(|c| c.required).count()) " required" } } }
                 }
@@ -177,7 +197,7 @@ fn tiles(report: &Report, step: &StepReport) -> Markup {
                 @let passed = report.steps.iter().filter(|s| s.verdict == Verdict::Passed).count();
                 div.tile { dt { "Steps passed" } dd { (passed) " of " (report.steps.len()) small { (report.steps.iter().filter(|s| s.forgiven).count()) " forgiven" } } }
             }
-            div.tile { dt { "Time" } dd { (words::millis(total)) small { @if single { (words::millis(step.resources.prepare_ms)) " until admitted" } @else { "sum of all steps" } } } }
+            div.tile { dt { "Time" } dd { (words::millis(total)) small { @if !single { "sum of all steps" } @else if step.dispatched != Dispatched::No { (words::millis(step.resources.prepare_ms)) " until admitted" } } } }
             @if let Some(peak) = peak {
                 div.tile { dt { "Peak memory" } dd { (words::bytes(peak)) small { @if single { "whole boundary" } @else { "of the largest step" } } } }
             }

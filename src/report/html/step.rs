@@ -38,7 +38,7 @@ pub(super) fn card(step: &StepReport, logs: &Logs, output: usize, ladder: bool) 
             }
             @if ladder { section { (resources(step)) } }
             (outputs_of(step, logs, output))
-            (controls(step))
+            (controls(step, ladder))
             (guest_tests(step))
             (files(step))
             (notices(step))
@@ -112,11 +112,16 @@ fn limit(step: &StepReport, id: ControlId) -> Option<u64> {
 fn resources(step: &StepReport) -> Markup {
     let r = &step.resources;
     let rest = r.total_ms.saturating_sub(r.prepare_ms).saturating_sub(r.run_ms);
-    let part = |value, class, label: String| Part { value, class, label };
+    let part =
+        |value, class, label: String| Part { value, class, label: if value > 0 { label } else { String::new() } };
     let time = [
         part(r.prepare_ms, "f1", format!("prepare {}", words::millis(r.prepare_ms))),
         part(r.run_ms, "f2", format!("run {}", words::millis(r.run_ms))),
-        part(rest, "f3", format!("collect, tear down {}", words::millis(rest))),
+        part(
+            rest,
+            "f3",
+            format!("{} {}", if r.run_ms > 0 { "collect, tear down" } else { "the rest" }, words::millis(rest)),
+        ),
     ];
     html! {
         div {
@@ -130,7 +135,7 @@ fn resources(step: &StepReport) -> Markup {
                     None => format!("{}, no limit read back", words::bytes(peak)),
                 };
                 @let parts = [
-                    part(own, "f1", if own > 0 { format!("boundary at rest {}", words::bytes(own)) } else { String::new() }),
+                    part(own, "f1", format!("boundary at rest {}", words::bytes(own))),
                     part(peak - own, "f2", format!("peak above it {}", words::bytes(peak - own))),
                 ];
                 (bar("Memory", &value, &parts, allowed.unwrap_or(peak)))
@@ -179,29 +184,45 @@ fn outputs_of(step: &StepReport, logs: &Logs, limit: usize) -> Markup {
     }
 }
 
-const fn chip(status: Status) -> (&'static str, &'static str) {
-    match status {
-        Status::Enforced => ("good", "full"),
-        Status::Partial => ("warn", "half"),
-        Status::NotEnforced => ("bad", ""),
-        Status::Unknown => ("calm", ""),
+/// Colour and shape. What nobody asked for is no fault: it is calm unless it is in force.
+const fn chip(status: Status, required: bool, unmet: bool) -> (&'static str, &'static str) {
+    match (status, unmet) {
+        (_, true) => ("bad", ""),
+        (Status::Enforced, _) => ("good", "full"),
+        (Status::Partial, _) => (if required { "good" } else { "warn" }, "half"),
+        (Status::NotEnforced | Status::Unknown, _) => ("calm", ""),
     }
 }
 
-fn controls(step: &StepReport) -> Markup {
+fn controls(step: &StepReport, fold: bool) -> Markup {
+    let with = |status| step.controls.iter().filter(move |c| c.status == status).count();
+    let counts: Vec<String> = [Status::Enforced, Status::Partial, Status::NotEnforced, Status::Unknown]
+        .into_iter()
+        .filter(|&status| with(status) > 0)
+        .map(|status| format!("{} {status}", with(status)))
+        .collect();
+    let unmet = step.controls.iter().any(|c| words::unmet(step, c));
+    let list = html! { div.controls { @for control in &step.controls { (one_control(step, control)) } } };
     html! {
         @if step.tier.is_some() && !step.controls.is_empty() {
             section {
-                h3 { "Controls" }
-                div.controls { @for control in &step.controls { (one_control(step, control)) } }
+                @if fold {
+                    details.more open[unmet] {
+                        summary { "Controls " span.muted.small { (counts.join(", ")) } }
+                        (list)
+                    }
+                } @else {
+                    h3 { "Controls" }
+                    (list)
+                }
             }
         }
     }
 }
 
 fn one_control(step: &StepReport, control: &ControlRecord) -> Markup {
-    let (class, shape) = chip(control.status);
     let unmet = words::unmet(step, control);
+    let (class, shape) = chip(control.status, control.required, unmet);
     html! {
         details.control open[unmet] {
             summary {

@@ -1,0 +1,99 @@
+//! `report.json` and its schema.
+
+use plimsoll::report::json_v1::{ReadError, ReportV1, SCHEMA};
+
+use crate::{python, samples};
+
+const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/schema/report.schema.json");
+
+const JSONSCHEMA: &str = concat!(
+    "import json, sys, jsonschema\nschema = json.load(open('",
+    env!("CARGO_MANIFEST_DIR"),
+    "/schema/report.schema.json'))\njsonschema.Draft202012Validator.check_schema(schema)\n",
+    "jsonschema.validate(json.load(open(sys.argv[1])), schema, cls=jsonschema.Draft202012Validator)\n"
+);
+
+#[test]
+fn the_committed_schema_is_the_one_of_the_types() {
+    let mut text = serde_json::to_string_pretty(&ReportV1::json_schema()).unwrap();
+    text.push('\n');
+    if std::env::var_os("UPDATE_SCHEMAS").is_some() {
+        std::fs::write(COMMITTED, &text).unwrap();
+    }
+    let committed = std::fs::read_to_string(COMMITTED).unwrap();
+    assert!(committed == text, "schema/report.schema.json is out of date; run with UPDATE_SCHEMAS=1");
+}
+
+#[test]
+fn every_report_is_valid_under_the_schema_and_reads_back() {
+    for (name, mut sample) in samples::all() {
+        let root = tempfile::tempdir().unwrap();
+        let written = sample.commit(root.path());
+        let bytes = std::fs::read(root.path().join("report/report.json")).unwrap();
+        python("jsonschema", JSONSCHEMA, &root.path().join("report/report.json"));
+        assert_eq!(ReportV1::read(&bytes).unwrap(), written, "{name}");
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n') && !text.contains('\u{202e}'), "{name}");
+    }
+}
+
+#[test]
+fn a_passed_report_has_the_fields_that_others_rely_on() {
+    let root = tempfile::tempdir().unwrap();
+    let written = samples::passed().commit(root.path());
+    assert_eq!(written.schema, SCHEMA);
+    let mut value = serde_json::to_value(&written).unwrap();
+    // What depends on the renderings changes with every stroke of the pen.
+    value["digests"]["record_sha256"] = "[record digest]".into();
+    for rendering in value["renderings"].as_array_mut().unwrap() {
+        (rendering["sha256"], rendering["bytes"]) = ("[digest]".into(), "[bytes]".into());
+    }
+    insta::assert_snapshot!("passed.json", serde_json::to_string_pretty(&value).unwrap());
+}
+
+#[test]
+fn the_result_digest_repeats_whatever_else_differs() {
+    let commit = |sample: &mut samples::Sample| sample.commit(tempfile::tempdir().unwrap().path());
+    let first = commit(&mut samples::passed());
+    let mut other = samples::passed();
+    other.report.started_at = "2027-01-01T00:00:00Z".parse().unwrap();
+    other.report.ended_at = "2027-01-01T00:00:09Z".parse().unwrap();
+    other.report.host.runner = "elsewhere".to_owned();
+    other.report.steps[0].resources.run_ms += 12;
+    other.files.reverse();
+    let second = commit(&mut other);
+    assert_eq!(first.digests.result_sha256, second.digests.result_sha256);
+    assert_ne!(first.digests.record_sha256, second.digests.record_sha256);
+
+    let mut changed = samples::passed();
+    changed.logs[0].0.push(b'!');
+    assert_ne!(commit(&mut changed).digests.result_sha256, first.digests.result_sha256);
+    let mut changed = samples::passed();
+    changed.files[0].1 = b"<testsuites/>";
+    assert_ne!(commit(&mut changed).digests.result_sha256, first.digests.result_sha256);
+}
+
+#[test]
+fn what_is_no_such_record_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    samples::passed().commit(root.path());
+    let good = std::fs::read_to_string(root.path().join("report/report.json")).unwrap();
+    assert!(ReportV1::read(good.as_bytes()).is_ok());
+    for (from, to) in [
+        ("\"verdict\": \"passed\"", "\"verdict\": \"splendid\""),
+        ("\"exit_code\": 0", "\"exit_code\": 3"),
+        ("\"exit_code\": 0", "\"exit_code\": -1"),
+        ("\"grants\"", "\"surprise\": 1, \"grants\""),
+        ("\"index\": 1", "\"index\": 1, \"index\": 2"),
+        ("\"origin\": \"local\"", "\"origin\": \"notary\""),
+        ("\"started_at\": \"2026", "\"started_at\": \"once upon a time 2026"),
+    ] {
+        let bad = good.replacen(from, to, 1);
+        assert_ne!(bad, good, "{from}");
+        assert!(matches!(ReportV1::read(bad.as_bytes()), Err(ReadError::Shape(_))), "{to}");
+    }
+    let other = good.replacen("boundary-report.v1", "boundary-report.v2", 1);
+    assert!(matches!(ReportV1::read(other.as_bytes()), Err(ReadError::Schema)));
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    assert!(matches!(ReportV1::read(deep.as_bytes()), Err(ReadError::Shape(_))));
+}
