@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::channel::{Cancel, CancelSignal, ChallengeError, Ended, cancelled};
-use crate::backend::{BackendKind, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Usage};
+use crate::backend::{Answer, BackendKind, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Usage};
 use crate::evidence::{ControlId, Fact, Judgement, Observation, Refusal, Tier, judge};
 
 /// How long an agent may take to answer the challenge once its boundary is up.
@@ -94,6 +94,8 @@ pub struct Passage {
     pub times: Times,
     /// What the host measured.
     pub usage: Usage,
+    /// A limit that the host saw being hit, other than time.
+    pub host_limit: Option<LimitHit>,
 }
 
 /// What a step asks of the gate.
@@ -121,6 +123,7 @@ impl Passage {
             engine: None,
             times: Times::default(),
             usage: Usage::default(),
+            host_limit: None,
         }
     }
 
@@ -129,8 +132,8 @@ impl Passage {
     pub fn limit_hit(&self) -> Option<LimitHit> {
         match &self.end {
             End::TimedOut => Some(LimitHit::Time),
-            End::Result(result) => result.limit_hit,
-            _ => None,
+            End::Result(result) => self.host_limit.or(result.limit_hit),
+            _ => self.host_limit,
         }
     }
 }
@@ -172,6 +175,7 @@ async fn pass_prepared(
     passage.engine = Some(sandbox.engine());
     passage.end = cross(request, dispatch, &mut sandbox, output, cancel, &mut passage, began).await;
     passage.usage = sandbox.usage();
+    passage.host_limit = sandbox.limit_hit();
     let left = match tokio::time::timeout(TEARDOWN_PATIENCE, sandbox.teardown()).await {
         Ok(left) => left,
         Err(_) => vec![Observation::host(Fact::Leftovers {
@@ -208,6 +212,7 @@ async fn cross(
         Ok(seen) => passage.observations.extend(seen),
         Err(e) => return End::NotProven(format!("the boundary could not be observed: {e}")),
     }
+    passage.observations.extend(guest_observation(request.backend, &answer));
     passage.observations.extend(host_observations(request.plan));
     let judged = judge(request.floor, request.required, &passage.observations);
     passage.times.prepare = began.elapsed();
@@ -247,6 +252,23 @@ async fn cross(
         Ended::Gone => End::Gone,
         Ended::Protocol(why) => End::Protocol(why),
     }
+}
+
+/// What the inside says of its kernel. A boot id that is the host's own contradicts a kernel of its own; another one proves
+/// nothing, since anybody can make one up.
+fn guest_observation(backend: BackendKind, answer: &Answer) -> Option<Observation> {
+    let control = match backend {
+        BackendKind::Gvisor => ControlId::GuestKernel,
+        BackendKind::Firecracker => ControlId::Hypervisor,
+        BackendKind::Wasm => return None,
+    };
+    let shown = |text: &str| text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(128).collect::<String>();
+    let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Some(Observation::guest(if !answer.boot_id.is_empty() && answer.boot_id == host.trim() {
+        Fact::Denied { control, what: "its boot id is the host's".to_owned() }
+    } else {
+        Fact::Remark { control, what: format!("the inside sees kernel {}", shown(&answer.kernel)) }
+    }))
 }
 
 /// What the runner itself enforces, for every backend alike: the deadline and the output cap.

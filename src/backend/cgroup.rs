@@ -317,15 +317,22 @@ impl Drop for Group {
     }
 }
 
-/// Kills what is in groups that a boundary `id` had, and removes them. For a runner that was killed; says what is left.
+/// Directories of the group of boundary `id`, wherever it may be.
 #[must_use]
-pub fn sweep(id: &str) -> Vec<String> {
+pub fn find(id: &str) -> Vec<PathBuf> {
     let name = group_name(id);
     let mut found = Vec::new();
     for hierarchy in hierarchies().unwrap_or_default() {
         let above = hierarchy.own.ancestors().take_while(|p| p.starts_with(&hierarchy.mount));
         found.extend(above.map(|p| p.join(&name)).filter(|p| p.is_dir()));
     }
+    found
+}
+
+/// Kills what is in groups that a boundary `id` had, and removes them. For a runner that was killed; says what is left.
+#[must_use]
+pub fn sweep(id: &str) -> Vec<String> {
+    let found = find(id);
     for directory in &found {
         let pids = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
         for pid in pids.lines().filter_map(|pid| pid.parse().ok()) {

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_guest::{Dispatch, Filesystem};
+use plimsoll_guest::{Dispatch, Filesystem, LimitHit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -253,6 +253,15 @@ impl Sandbox {
             Self::Gvisor(s) => s.usage(),
             #[cfg(test)]
             Self::Fake(s) => s.usage(),
+        }
+    }
+
+    /// A limit that the host itself saw being hit. It counts for more than what a guest says.
+    #[must_use]
+    pub fn limit_hit(&self) -> Option<LimitHit> {
+        match self {
+            Self::Gvisor(s) => s.limit_hit(),
+            _ => None,
         }
     }
 

@@ -59,6 +59,23 @@ impl Snapshot {
     /// # Errors
     /// If the process ended before or while it was read.
     pub fn take(process: &ProcDir) -> io::Result<Self> {
+        let digest = process.exe_sha256().map_err(|e| e.to_string());
+        Self::read(process, digest)
+    }
+
+    /// As [`Snapshot::take`], for a process beside one whose snapshot is `main`. If both execute the same file, its digest
+    /// is not computed again: an engine is some 30 MB, and gVisor has four such processes.
+    ///
+    /// # Errors
+    /// As [`Snapshot::take`].
+    pub fn take_beside(process: &ProcDir, main_process: &ProcDir, main: &Self) -> io::Result<Self> {
+        match (process.file_id("exe"), main_process.file_id("exe")) {
+            (Ok(one), Ok(other)) if one == other => Self::read(process, main.exe_sha256.clone()),
+            _ => Self::take(process),
+        }
+    }
+
+    fn read(process: &ProcDir, exe_sha256: Result<String, String>) -> io::Result<Self> {
         let own = ProcDir::own()?;
         let text = |e: io::Error| e.to_string();
         let status = process.status()?;
@@ -74,7 +91,7 @@ impl Snapshot {
         let snapshot = Self {
             pid: process.pid(),
             start_time: process.start_and_parent()?.0,
-            exe_sha256: process.exe_sha256().map_err(text),
+            exe_sha256,
             namespaces: namespaces(process),
             own: namespaces(&own),
             uids: status.numbers("Uid"),
@@ -345,7 +362,8 @@ impl Boundary {
         let snapshot = Snapshot::take(&process)?;
         let (mut stubs, mut strangers) = (0, Vec::new());
         for holder in &all {
-            match Snapshot::take(&holder.process).map_err(|e| e.to_string()).and_then(|s| s.confined_like(&snapshot)) {
+            let beside = Snapshot::take_beside(&holder.process, &process, &snapshot);
+            match beside.map_err(|e| e.to_string()).and_then(|s| s.confined_like(&snapshot)) {
                 Ok(()) => stubs += 1,
                 Err(why) => strangers.push(format!("{} ({why})", holder.process.pid())),
             }

@@ -19,6 +19,7 @@ use super::runsc::Runsc;
 use super::socket;
 use crate::backend::cgroup::Group;
 use crate::backend::channel::Channel;
+use crate::backend::jail::own_executable;
 use crate::backend::process::{self, Child};
 
 /// How long the launcher may take beyond what it gives the engine.
@@ -31,20 +32,13 @@ static EXECUTABLE: OnceLock<File> = OnceLock::new();
 /// Has another executable serve as launcher than the running one: for tests, which are programs of their own.
 ///
 /// # Errors
-/// If it cannot be opened or the launcher's executable is settled already.
+/// If it cannot be opened, or this was called before.
 pub fn use_executable(path: &Path) -> io::Result<()> {
-    EXECUTABLE.set(File::open(path)?).map_err(|_| io::Error::other("the launcher's executable is settled"))
+    EXECUTABLE.set(File::open(path)?).map_err(|_| io::Error::other("the launcher's executable is settled already"))
 }
 
-/// The runner's own executable, opened once: every launcher executes this file, whatever its path leads to by then.
 fn executable() -> io::Result<&'static File> {
-    match EXECUTABLE.get() {
-        Some(file) => Ok(file),
-        None => {
-            let file = File::open("/proc/self/exe")?;
-            Ok(EXECUTABLE.get_or_init(|| file))
-        }
-    }
+    EXECUTABLE.get().map_or_else(own_executable, Ok)
 }
 
 /// A launched boundary. Dropping it kills the launcher, and with it everything.

@@ -155,11 +155,12 @@ struct Launcher {
 }
 
 fn launch() -> io::Result<()> {
+    // Whatever else was inherited, from the runner or from who started that.
+    sys::close_from(3)?;
     let control = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;
-    sys::close_from(5)?;
-
+    drop(null);
     let [input, output, engine] = socket::receive(&control)?;
     let request: Request = read_message(&mut &control, MAX_REQUEST).map_err(|e| io::Error::other(e.to_string()))?;
     let runner = getppid();

@@ -98,6 +98,8 @@ impl Gvisor {
         let runsc = Runsc::open(&plan.engines)?;
         let skeleton = skeleton(plan)?;
         let mark = Mark::make(&plan.scratch, &plan.id)?;
+        // Meanwhile: the engine's 30 MB take a while to hash.
+        let hashing = runsc.sha256_task().map_err(PrepareError::io("open the engine again"))?;
         let user_namespace = !may_mount()?;
         let mut attempt = Attempt::new(plan.engines.platform.clone(), user_namespace);
         let (group, launched) = loop {
@@ -136,10 +138,10 @@ impl Gvisor {
             }
         };
         mark.keep();
-        let sha256 = {
-            let hashed = runsc.sha256();
-            hashed.map_err(PrepareError::io(format!("read {}", runsc.path().display())))?
-        };
+        let sha256 = hashing
+            .await
+            .unwrap_or_else(|e| Err(io::Error::other(e)))
+            .map_err(PrepareError::io(format!("read {}", runsc.path().display())))?;
         let version = runsc.version(&sha256).await;
         let family = observe::family(launched.launcher.pid());
         Ok(Self {
@@ -473,30 +475,36 @@ fn remove_files(scratch: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Undoes what a boundary of a killed runner left outside its scratch directory: its cgroups, and whatever might still be
-/// in them. `scratch` is that boundary's directory, or one above it. Processes need no sweeping: they end with the
-/// runner. Says what could not be removed.
+/// How far below a run's directory boundaries have theirs.
+const SWEEP_DEPTH: u32 = 3;
+
+/// Undoes what boundaries of a killed runner left outside their scratch directories: their cgroups, and whatever might
+/// still be in those. `scratch` is such a directory, or the whole run's. Processes and mounts need no sweeping: they end
+/// with the runner. Says what could not be removed.
 #[must_use]
 pub fn sweep(scratch: &Path) -> Vec<String> {
-    let mut records = vec![scratch.join(RECORD)];
-    for entry in std::fs::read_dir(scratch).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            records.push(entry.path().join(RECORD));
-        }
-    }
-    let plain =
-        |id: &str| !id.is_empty() && id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     let mut left = Vec::new();
-    for record in records {
-        let Ok(id) = std::fs::read_to_string(&record) else { continue };
-        if plain(&id) {
+    sweep_below(scratch, SWEEP_DEPTH, &mut left);
+    left
+}
+
+fn sweep_below(directory: &Path, depth: u32, left: &mut Vec<String>) {
+    if let Ok(id) = std::fs::read_to_string(directory.join(RECORD)) {
+        if !id.is_empty() && id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
             left.extend(cgroup::sweep(&id));
         }
-        if let Some(directory) = record.parent() {
-            left.extend(remove_files(directory));
+        left.extend(remove_files(directory));
+    }
+    if depth == 0 {
+        return;
+    }
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        // What guests may have written to is not looked into.
+        let ours = entry.file_name() != "workspace" && entry.file_name() != "image";
+        if ours && entry.file_type().is_ok_and(|t| t.is_dir()) {
+            sweep_below(&entry.path(), depth - 1, left);
         }
     }
-    left
 }
 
 #[cfg(test)]
@@ -550,7 +558,7 @@ mod tests {
     #[test]
     fn sweeping_removes_the_traces_of_a_dead_boundary_and_ignores_a_strange_record() {
         let dir = tempfile::tempdir().unwrap();
-        let step = dir.path().join("step");
+        let step = dir.path().join("01-step/gvisor");
         std::fs::create_dir_all(step.join(BASE)).unwrap();
         std::fs::write(step.join(RECORD), "../../etc").unwrap();
         assert_eq!(sweep(dir.path()), Vec::<String>::new());

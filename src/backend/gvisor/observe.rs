@@ -183,12 +183,12 @@ pub fn family(launcher: u32) -> Vec<Member> {
 /// Processes of the engine's executable that are neither the sentry nor below it: they hold the file system for it.
 fn gofers(boundary: &Boundary, family: &[Member]) -> Vec<ProcDir> {
     let Ok(sentry) = boundary.process.file_id("exe") else { return Vec::new() };
+    let below: BTreeSet<u32> = self::family(boundary.snapshot.pid).into_iter().map(|m| m.pid).collect();
     family
         .iter()
-        .filter(|m| m.pid != boundary.snapshot.pid)
+        .filter(|m| !below.contains(&m.pid))
         .filter_map(|m| ProcDir::open(m.pid).ok())
         .filter(|p| p.file_id("exe").is_ok_and(|id| id == sentry))
-        .filter(|p| p.start_and_parent().is_ok_and(|(_, parent)| parent != boundary.snapshot.pid))
         .collect()
 }
 
