@@ -51,11 +51,15 @@ variables! {
     TmpDir = "TMPDIR",
     /// Where compiled WebAssembly is cached, below `plimsoll/`; `~/.cache` by default.
     XdgCacheHome = "XDG_CACHE_HOME",
+    /// Where a user's WebAssembly runtimes are, below `plimsoll/wasm/`; `~/.local/share` by default.
+    XdgDataHome = "XDG_DATA_HOME",
     /// Where a plain user's state of a run is kept, so that `plimsoll clean` finds it.
     XdgRuntimeDir = "XDG_RUNTIME_DIR",
 
     /// The `runsc` to use; `--runsc` wins.
     Runsc = "PLIMSOLL_RUNSC",
+    /// Directories that WebAssembly runtimes are looked for in first, separated by colons.
+    WasmPath = "PLIMSOLL_WASM_PATH",
     /// Filter of diagnostic messages, such as `plimsoll=debug`; `--verbose` wins.
     Log = "PLIMSOLL_LOG",
     /// The job's matrix values as a JSON object; the GitHub Action sets it from its `matrix` input.

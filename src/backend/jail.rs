@@ -34,6 +34,7 @@ mod spawn;
 
 pub use blocker::{Blocker, userns_probe};
 pub use inside::{Inside, Visible, Wire};
+pub use root::SCRATCH_MOUNT;
 pub use spawn::{Jail, JailError, JailedChild, own_executable, own_sha256};
 
 /// Host uids (and gids) of jails that root starts. Outside every range that systemd hands out

@@ -24,8 +24,8 @@ use crate::backend::sys;
 
 /// Where the private root is put together. Without `/proc` the runner could not have started us.
 const BENCH: &str = "/proc";
-/// Where the memory behind a scratch view is mounted inside; nothing is opened there.
-pub(super) const UPPER: &str = ".scratch";
+/// Where the memory behind a scratch view is mounted, relative to the root; nothing is opened there.
+pub const SCRATCH_MOUNT: &str = ".scratch";
 /// Where the tree below a scratch view is mounted while the view is made.
 const LOWER: &str = ".lower";
 
@@ -101,20 +101,20 @@ fn make_target(target: &str, directory: bool) -> io::Result<()> {
 /// A writable view of a tree: an overlay, or a copy. Both live in a tmpfs of `bytes`.
 fn scratch(cloned: &Cloned, target: &str, bytes: u64) -> io::Result<String> {
     make_target(target, true)?;
-    mkdir(UPPER, Mode::from_raw_mode(0o755))?;
+    mkdir(SCRATCH_MOUNT, Mode::from_raw_mode(0o755))?;
     let inodes = (bytes / 4096).clamp(1024, 1 << 20);
     let options = std::ffi::CString::new(format!("size={bytes},nr_inodes={inodes},mode=755"))?;
-    mount("tmpfs", UPPER, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()))?;
+    mount("tmpfs", SCRATCH_MOUNT, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()))?;
     for name in ["up", "work"] {
-        mkdir(format!("{UPPER}/{name}"), Mode::from_raw_mode(0o777))?;
+        mkdir(format!("{SCRATCH_MOUNT}/{name}"), Mode::from_raw_mode(0o777))?;
     }
     let overlaid = overlay(cloned, target);
     match overlaid {
         Ok(()) => Ok("an overlay in memory".to_owned()),
         Err(why) => {
-            copy_directory(&cloned.tree, &openat(CWD, format!("{UPPER}/up"), DIRECTORY, Mode::empty())?, 0)?;
+            copy_directory(&cloned.tree, &openat(CWD, format!("{SCRATCH_MOUNT}/up"), DIRECTORY, Mode::empty())?, 0)?;
             let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-            let up = open_tree(CWD, format!("{UPPER}/up"), flags)?;
+            let up = open_tree(CWD, format!("{SCRATCH_MOUNT}/up"), flags)?;
             attach(&up, target)?;
             Ok(format!("a copy in memory ({why})"))
         }
@@ -128,7 +128,7 @@ fn overlay(cloned: &Cloned, target: &str) -> io::Result<()> {
     }
     mkdir(LOWER, Mode::from_raw_mode(0o755))?;
     attach(&cloned.tree, LOWER)?;
-    let options = format!("lowerdir={LOWER},upperdir={UPPER}/up,workdir={UPPER}/work,userxattr");
+    let options = format!("lowerdir={LOWER},upperdir={SCRATCH_MOUNT}/up,workdir={SCRATCH_MOUNT}/work,userxattr");
     let options = std::ffi::CString::new(options)?;
     let mounted = mount("overlay", target, "overlay", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()));
     // The overlay keeps its own hold of the tree. The detached clone stays readable for a copy through its descriptor.
