@@ -21,7 +21,10 @@ pub const TESTS: &[(&str, fn())] = &[
     ("every_control_is_graded", every_control_is_graded),
     ("a_floor_that_is_not_proven_is_refused_and_nothing_runs", a_floor_that_is_not_proven_is_refused_and_nothing_runs),
     ("an_endless_loop_ends_at_the_deadline", an_endless_loop_ends_at_the_deadline),
-    ("a_module_that_takes_for_ever_to_compile_ends_at_the_deadline", a_module_that_takes_for_ever_to_compile_ends_at_the_deadline),
+    (
+        "a_module_that_takes_for_ever_to_compile_ends_at_the_deadline",
+        a_module_that_takes_for_ever_to_compile_ends_at_the_deadline,
+    ),
     ("a_trap_is_told_in_words", a_trap_is_told_in_words),
     ("a_stack_overflow_is_a_trap", a_stack_overflow_is_a_trap),
     ("a_memory_bomb_hits_the_memory_limit", a_memory_bomb_hits_the_memory_limit),
@@ -106,8 +109,23 @@ fn every_control_is_graded() {
     let ran = Guest::fixture("hello.wat").run();
     ran.boundary_held();
     for control in [
-        Seccomp, Namespaces, NoNewPrivs, Capabilities, NonRoot, RootIsolated, Network, Filesystem, MemoryLimit, CpuLimit,
-        PidsLimit, DiskLimit, TimeLimit, OutputLimit, Secrets, Challenge, Entropy,
+        Seccomp,
+        Namespaces,
+        NoNewPrivs,
+        Capabilities,
+        NonRoot,
+        RootIsolated,
+        Network,
+        Filesystem,
+        MemoryLimit,
+        CpuLimit,
+        PidsLimit,
+        DiskLimit,
+        TimeLimit,
+        OutputLimit,
+        Secrets,
+        Challenge,
+        Entropy,
     ] {
         assert_eq!(ran.grade(control), Status::Enforced, "{control}: {:#?}", ran.passage.observations);
     }
@@ -213,7 +231,9 @@ fn imports_that_nobody_grants_are_refused_by_name() {
 }
 
 fn garbage_is_no_module() {
-    for garbage in [&b"\0asm\x01\0\0\0\xff\xff\xff"[..], b"\0asm", b"", b"#!/bin/sh", &[0xff; 4096], b"\0asm\x0d\0\x01\0\x07"] {
+    for garbage in
+        [&b"\0asm\x01\0\0\0\xff\xff\xff"[..], b"\0asm", b"", b"#!/bin/sh", &[0xff; 4096], b"\0asm\x0d\0\x01\0\x07"]
+    {
         let ran = Guest::new(garbage).run();
         let result = ran.boundary_held().result();
         assert_eq!(result.exit_code, None);
@@ -285,7 +305,10 @@ fn a_cancelled_run_ends_at_once() {
         cancel.send(Some(CancelSignal::Interrupt)).unwrap();
     });
     assert!(
-        matches!(ran.passage.end, End::Cancelled(CancelSignal::Interrupt) | End::CancelledBefore(CancelSignal::Interrupt)),
+        matches!(
+            ran.passage.end,
+            End::Cancelled(CancelSignal::Interrupt) | End::CancelledBefore(CancelSignal::Interrupt)
+        ),
         "{:?}",
         ran.passage.end
     );

@@ -16,7 +16,7 @@ mod support;
 const PLAIN: &str = "--as-a-plain-user";
 
 fn main() -> ExitCode {
-    if let Some(code) = plimsoll::backend::jail::internal_entry(plimsoll::INTERNAL_ENTRIES) {
+    if let Some(code) = plimsoll::internal_entry() {
         return code;
     }
     // A cache of the tests' own. Setting a variable is not for a process with threads, so it is set for another one.

@@ -135,10 +135,7 @@ impl Guest {
     }
 
     /// Runs it; `meanwhile` is called on another thread with what cancels the run.
-    pub fn run_watched(
-        &self,
-        meanwhile: impl FnOnce(watch::Sender<Option<CancelSignal>>) + Send + 'static,
-    ) -> Ran {
+    pub fn run_watched(&self, meanwhile: impl FnOnce(watch::Sender<Option<CancelSignal>>) + Send + 'static) -> Ran {
         let scratch = tempfile::tempdir().unwrap();
         let logs = scratch.path().join("logs");
         std::fs::create_dir(&logs).unwrap();

@@ -15,8 +15,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, futimens, open, openat, renameat,
-    statat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, futimens, open, openat,
+    renameat, statat, unlinkat,
 };
 use rustix::process::geteuid;
 use sha2::{Digest, Sha256};

@@ -108,7 +108,9 @@ fn attempt(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, used: &m
     runtime.block_on(async {
         match loaded {
             Loaded::Module(module) => command(&engine, &module, inside, dispatch, program, used).await,
-            Loaded::Component(component) => component_command(&engine, &component, inside, dispatch, program, used).await,
+            Loaded::Component(component) => {
+                component_command(&engine, &component, inside, dispatch, program, used).await
+            }
         }
     })
 }
@@ -198,7 +200,8 @@ async fn component_command(
     }
     let mut linker: ComponentLinker<State<WasiCtx>> = ComponentLinker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
-    let ready = linker.instantiate_pre(component).map_err(|e| Fault::Refused(format!("an import is not granted: {e:#}")))?;
+    let ready =
+        linker.instantiate_pre(component).map_err(|e| Fault::Refused(format!("an import is not granted: {e:#}")))?;
     let ready = CommandPre::new(ready).map_err(|e| e.context("the component is no WASI command"))?;
     let wasi = wasi::builder(inside, dispatch, program)?.build();
     let mut store = store(engine, wasi, dispatch, program)?;

@@ -43,7 +43,10 @@ pub fn read(name: &str) -> Result<Vec<u8>, String> {
     let env = Env::process();
     let Some(path) = find(name, &env) else {
         let first = directories(&env).into_iter().next().unwrap_or_default();
-        return Err(format!("put it at {} (`plimsoll setup wasm-{name}` if there is one)", first.join(format!("{name}.wasm")).display()));
+        return Err(format!(
+            "put it at {} (`plimsoll setup wasm-{name}` if there is one)",
+            first.join(format!("{name}.wasm")).display()
+        ));
     };
     let whole = || -> io::Result<Vec<u8>> {
         let mut code = Vec::new();
@@ -51,7 +54,9 @@ pub fn read(name: &str) -> Result<Vec<u8>, String> {
         Ok(code)
     };
     match whole() {
-        Ok(code) if code.len() as u64 > MAX_RUNTIME => Err(format!("{} is larger than {MAX_RUNTIME} bytes", path.display())),
+        Ok(code) if code.len() as u64 > MAX_RUNTIME => {
+            Err(format!("{} is larger than {MAX_RUNTIME} bytes", path.display()))
+        }
         Ok(code) => Ok(code),
         Err(e) => Err(format!("{} cannot be read: {e}", path.display())),
     }

@@ -62,7 +62,8 @@ fn preopen(builder: &mut WasiCtxBuilder, inside: &Inside, dispatch: &Dispatch) -
     for seen in inside.visible.iter().filter(|v| v.directory) {
         if seen.path == WORKSPACE {
             let below = dispatch.working_directory.trim_matches('/');
-            let start = if below.is_empty() || below == "." { WORKSPACE.to_owned() } else { format!("{WORKSPACE}/{below}") };
+            let start =
+                if below.is_empty() || below == "." { WORKSPACE.to_owned() } else { format!("{WORKSPACE}/{below}") };
             builder.preopened_dir(&start, ".", permissions(seen.writable))?;
             builder.initial_cwd(&start);
         }

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use plimsoll_guest::wire::{read_message, write_message};
 use plimsoll_guest::{
-    Dispatch, Filesystem, FrameError, FromGuest, GuestResult, LimitHit, MAX_TO_GUEST, PROTOCOL, Program, ToGuest, encode,
+    Dispatch, Filesystem, FrameError, FromGuest, GuestResult, LimitHit, MAX_TO_GUEST, PROTOCOL, Program, ToGuest,
+    encode,
 };
 use wasmtime::Engine;
 
@@ -75,19 +76,17 @@ fn carry_out(inside: &Inside, dispatch: &Dispatch) -> Result<GuestResult, FrameE
         if result.exit_code != Some(0) && result.limit_hit.is_none() && is_full(&workspace) {
             result.limit_hit = Some(LimitHit::Disk);
         }
-        plimsoll_guest::collect::send(
-            workspace.as_fd(),
-            &dispatch.outputs,
-            dispatch.output_budget,
-            &mut |message| write_message(&mut Wire, message),
-        )?;
+        plimsoll_guest::collect::send(workspace.as_fd(), &dispatch.outputs, dispatch.output_budget, &mut |message| {
+            write_message(&mut Wire, message)
+        })?;
     }
     Ok(result)
 }
 
 /// Whether the file system of the workspace has no room left for a page.
 fn is_full(workspace: &File) -> bool {
-    rustix::fs::fstatfs(workspace).is_ok_and(|s| s.f_bavail.saturating_mul(u64::try_from(s.f_bsize).unwrap_or(0)) < 4096)
+    rustix::fs::fstatfs(workspace)
+        .is_ok_and(|s| s.f_bavail.saturating_mul(u64::try_from(s.f_bsize).unwrap_or(0)) < 4096)
 }
 
 fn failed(message: &str, limit_hit: Option<LimitHit>) -> GuestResult {
