@@ -18,6 +18,7 @@
 //! rather than guessed is also whatever two ordinary readers would understand differently.
 
 pub mod acquire;
+mod ahead;
 pub mod budget;
 pub mod destination;
 pub mod digest;

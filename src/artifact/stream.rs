@@ -1,6 +1,6 @@
 //! Decompression of whole streams: gzip (all members), Zstandard (all frames), xz (all streams).
 //!
-//! [`open`] gives a reader whose output is metered, and [`holds_tar`] tells whether a stream is a tar without unpacking
+//! [`decoder`] gives a reader, [`Metered`] counts what comes out, and [`holds_tar`] tells whether a stream is a tar without unpacking
 //! it. Memory is bounded: 128 MiB of zstd window (`zstd --long=27`), 256 MiB for an xz decoder (`xz -9` needs 65).
 
 use std::io::{self, BufRead, BufReader, Read};
@@ -19,28 +19,44 @@ const XZ_MEMORY: u64 = 256 << 20;
 /// log2 of the largest zstd window; also the library's default.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// A reader of the tar inside an input of that format; the input itself when it is a bare tar.
-///
-/// # Errors
-/// Reading fails with a [`Rejection`] inside the `io::Error` when the meter refuses.
-pub fn open<'a>(format: Format, input: impl BufRead + 'a, meter: &'a Meter) -> io::Result<impl BufRead + 'a> {
-    Ok(BufReader::with_capacity(CHUNK, Metered { inner: decoder(format, input)?, meter }))
+/// Decodes one input; see [`decoder`].
+pub enum Decoder<R: BufRead> {
+    /// Nothing to decode.
+    Plain(R),
+    /// gzip, member after member.
+    Gzip(Box<flate2::bufread::MultiGzDecoder<R>>),
+    /// Zstandard, frame after frame.
+    Zstd(Box<zstd::stream::read::Decoder<'static, R>>),
+    /// xz, stream after stream.
+    Xz(Box<liblzma::bufread::XzDecoder<R>>),
 }
 
-fn decoder<'a>(format: Format, input: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
+/// A decoder of an input of that format; the input itself when it is a bare tar.
+pub fn decoder<R: BufRead>(format: Format, input: R) -> io::Result<Decoder<R>> {
     Ok(match format {
-        Format::TarGz => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
+        Format::TarGz => Decoder::Gzip(Box::new(flate2::bufread::MultiGzDecoder::new(input))),
         Format::TarZst => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(input)?;
             decoder.window_log_max(ZSTD_WINDOW_LOG)?;
-            Box::new(decoder)
+            Decoder::Zstd(Box::new(decoder))
         }
         Format::TarXz => {
             let stream = liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)?;
-            Box::new(liblzma::bufread::XzDecoder::new_stream(input, stream))
+            Decoder::Xz(Box::new(liblzma::bufread::XzDecoder::new_stream(input, stream)))
         }
-        Format::Tar | Format::Zip | Format::File | Format::Directory => Box::new(input),
+        Format::Tar | Format::Zip | Format::File | Format::Directory => Decoder::Plain(input),
     })
+}
+
+impl<R: BufRead> Read for Decoder<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Decoder::Plain(input) => input.read(buffer),
+            Decoder::Gzip(decoder) => decoder.read(buffer),
+            Decoder::Zstd(decoder) => decoder.read(buffer),
+            Decoder::Xz(decoder) => decoder.read(buffer),
+        }
+    }
 }
 
 /// Tells what a stream really is, given its head: a bare tar, or a compressed one whose content begins like a tar.
@@ -88,16 +104,41 @@ pub fn drain_zeros(input: &mut impl BufRead) -> io::Result<()> {
     }
 }
 
-/// Counts what comes out of a decoder against the budget.
-struct Metered<'a, R> {
+/// Counts what comes out of a decoder against the budget, before anybody looks at it.
+pub struct Metered<'a, R> {
     inner: R,
     meter: &'a Meter,
+    /// Bytes of the inner buffer that are counted but not consumed.
+    counted: usize,
 }
 
-impl<R: Read> Read for Metered<'_, R> {
+impl<'a, R: BufRead> Metered<'a, R> {
+    /// Counts what `inner` gives. Reads fail with a [`Rejection`] inside the `io::Error` when the meter refuses.
+    pub fn new(inner: R, meter: &'a Meter) -> Self {
+        Metered { inner, meter, counted: 0 }
+    }
+}
+
+impl<R: BufRead> BufRead for Metered<'_, R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        let chunk = self.inner.fill_buf()?;
+        if chunk.len() > self.counted {
+            self.meter.decoded((chunk.len() - self.counted) as u64)?;
+            self.counted = chunk.len();
+        }
+        Ok(chunk)
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.counted -= amount.min(self.counted);
+        self.inner.consume(amount);
+    }
+}
+
+impl<R: BufRead> Read for Metered<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.inner.read(buffer)?;
-        self.meter.decoded(n as u64)?;
+        let n = self.fill_buf()?.read(buffer)?;
+        self.consume(n);
         Ok(n)
     }
 }

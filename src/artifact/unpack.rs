@@ -1,13 +1,14 @@
 //! Unpacks one input into one empty directory.
 //!
-//! Main function: [`unpack`]. It needs two open files and nothing else: no path, no `/proc`, no second thread, so it
-//! runs inside the jail (see [`super::helper`]). On any error the destination is empty again.
+//! Main function: [`unpack`]. It needs two open files and nothing else: no path and no `/proc`, so it runs inside the jail (see
+//! [`super::helper`]). On any error the destination is empty again.
 
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
+use super::ahead::ahead;
 use super::budget::{Budget, Meter};
 use super::destination::{self, Destination};
 use super::digest::{Digest, Source};
@@ -61,7 +62,7 @@ impl Summary {
 /// # Errors
 /// [`Error::Rejected`] names member and rule. On any error everything in the destination is removed; should that fail
 /// as well, the error says so.
-pub fn unpack(input: impl Read + Seek, destination: OwnedFd, request: &Request) -> Result<Summary, Error> {
+pub fn unpack(input: impl Read + Seek + Send, destination: OwnedFd, request: &Request) -> Result<Summary, Error> {
     let copy = destination.try_clone().map_err(|e| Error::failed("duplicate the destination", e))?;
     let mut source = Source::new(input).map_err(|e| Error::failed("read the artifact", e))?;
     if let Some(expected) = request.sha256 {
@@ -81,7 +82,7 @@ pub(super) fn undo(destination: impl AsFd, error: Error) -> Error {
 }
 
 /// Compares the digest of the whole input before a byte of it is parsed.
-fn verify<R: Read + Seek>(source: &mut Source<R>, expected: Digest) -> Result<(), Error> {
+fn verify<R: Read + Seek + Send>(source: &mut Source<R>, expected: Digest) -> Result<(), Error> {
     let input = source.unhashed(0).map_err(|e| Error::failed("read the artifact", e))?;
     let found = Digest::of_reader(input).map_err(|e| Error::failed("read the artifact", e))?;
     source.resume().map_err(|e| Error::failed("read the artifact", e))?;
@@ -95,7 +96,7 @@ pub(super) fn mismatch(expected: Digest, found: Digest) -> Rejection {
     Rejection::new(Rule::Sha256, format!("its sha256 is {found}, not {expected}"))
 }
 
-fn fill<R: Read + Seek>(
+fn fill<R: Read + Seek + Send>(
     mut source: Source<R>,
     mut writer: Destination<'_>,
     meter: &Meter,
@@ -140,14 +141,29 @@ fn fill<R: Read + Seek>(
     Ok(Summary { format, inner, sha256, files, bytes: meter.bytes() })
 }
 
-fn unpack_tar<R: Read>(
+/// Reads, hashes and decompresses on one thread, parses and writes on this one. Where no second thread can be had, this
+/// one does it all.
+fn unpack_tar<R: Read + Send>(
     format: Format,
     source: &mut Source<R>,
     writer: &mut Destination<'_>,
     meter: &Meter,
 ) -> Result<(), Error> {
     let input = BufReader::with_capacity(stream::CHUNK, source);
-    let mut archive = stream::open(format, input, meter).map_err(Error::from_read)?;
+    let decoder = stream::decoder(format, input).map_err(Error::from_read)?;
+    std::thread::scope(|scope| match ahead(scope, decoder) {
+        Ok(ahead) => members(format, ahead, writer, meter),
+        Err(decoder) => members(format, BufReader::with_capacity(stream::CHUNK, decoder), writer, meter),
+    })
+}
+
+fn members(
+    format: Format,
+    stream: impl BufRead,
+    writer: &mut Destination<'_>,
+    meter: &Meter,
+) -> Result<(), Error> {
+    let mut archive = stream::Metered::new(stream, meter);
     let begin = archive.fill_buf().map_err(Error::from_read)?;
     if begin.is_empty() || begin.first_chunk().is_some_and(|block| !tar::is_start(block)) {
         return Err(Rejection::new(Rule::Format, format!("it begins like a {format} but holds no tar")).into());

@@ -153,8 +153,8 @@ fn many_overlapping_entries_are_refused_in_near_linear_time() {
         entries.push(Entry::stored(&format!("{n:05}"), b"").with(|e| e.offset = Some(0)));
     }
     refused(&zip(&entries), Rule::Overlap);
-    let many: Vec<Entry> = (0..60_000).map(|n| Entry::stored(&format!("{:02}/{n:05}", n % 100), b"")).collect();
-    assert_eq!(accepted(&zip(&many)).1.files, 60_000);
+    let many: Vec<Entry> = (0..5_000).map(|n| Entry::stored(&format!("{:02}/{n:05}", n % 100), b"")).collect();
+    assert_eq!(accepted(&zip(&many)).1.files, 5_000);
 }
 
 #[test]

@@ -75,7 +75,9 @@ impl Archive {
                 match inner {
                     Some(format) => {
                         let whole = BufReader::with_capacity(stream::CHUNK, &mut reader);
-                        let mut tar = stream::open(format, whole, meter).map_err(Error::from_read)?;
+                        let decoder = stream::decoder(format, whole).map_err(Error::from_read)?;
+                        let decoded = BufReader::with_capacity(stream::CHUNK, decoder);
+                        let mut tar = stream::Metered::new(decoded, meter);
                         super::tar::unpack(&mut tar, destination, meter.budget())?;
                     }
                     None => place(&mut reader, entry, destination, meter.budget())?,
