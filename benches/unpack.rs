@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use plimsoll::artifact::{Budget, Request, unpack};
+use plimsoll::artifact::{Budget, Purpose, Request, unpack};
 
 const ROUNDS: usize = 5;
 
@@ -54,6 +54,7 @@ fn race(format: &str, tool: &str, archive: &Path, corpus: &Corpus, command: impl
             let request = Request {
                 file_name: "unused".to_owned(),
                 executable: false,
+                purpose: Purpose::Artifact,
                 budget: Budget { files: corpus.files * 2, ..Budget::default() },
                 sha256: None,
             };

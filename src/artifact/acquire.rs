@@ -17,6 +17,7 @@ use super::digest::Digest;
 use super::directory::{self, FileId};
 use super::helper::{Running, unpack_in_helper};
 use super::rejection::{Error, Rejection, Rule};
+use super::tree::Purpose;
 use super::unpack::{Request, Summary};
 
 /// What to bring in and on which terms.
@@ -24,6 +25,8 @@ use super::unpack::{Request, Summary};
 pub struct Acquire<'a> {
     /// A file or directory of this host. A link is followed: the path is the step's, not the artifact's.
     pub path: &'a Path,
+    /// What the tree is for. A directory is always copied as an artifact.
+    pub purpose: Purpose,
     /// The digest that it must have.
     pub sha256: Option<Digest>,
     /// The limits.
@@ -62,7 +65,7 @@ pub fn acquire<H: Running>(
         FileType::RegularFile => {
             let file_name = what.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let executable = stat.st_mode & 0o111 != 0;
-            let request = Request { file_name, executable, budget: what.budget.clone(), sha256: what.sha256 };
+            let request = Request { file_name, executable, purpose: what.purpose, budget: what.budget.clone(), sha256: what.sha256 };
             unpack_in_helper(&File::from(fd), destination, &request, what.deadline, cancel, start)
         }
         _ => Err(Rejection::new(Rule::Kind, "is neither a file nor a directory").at(shown).into()),

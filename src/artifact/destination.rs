@@ -24,7 +24,7 @@ use rustix::path::Arg;
 use super::budget::Meter;
 use super::path::MemberPath;
 use super::rejection::{Error, Rejection, Rule};
-use super::tree::{Kind, NodeId, ROOT, Tree};
+use super::tree::{Kind, NodeId, Purpose, ROOT, Tree};
 
 /// How anything below the destination is opened.
 pub const CONFINED: ResolveFlags =
@@ -57,7 +57,7 @@ pub struct FileWriter {
 
 impl<'m> Destination<'m> {
     /// Takes an empty directory.
-    pub fn new(root: OwnedFd, meter: &'m Meter) -> Result<Self, Error> {
+    pub fn new(root: OwnedFd, purpose: Purpose, meter: &'m Meter) -> Result<Self, Error> {
         let here = confined(root.as_fd(), ".", DIRECTORY, Mode::empty())
             .map_err(|e| Error::failed("open the destination", e))?;
         let list = Dir::new(here).map_err(|e| Error::failed("list the destination", e))?;
@@ -68,7 +68,18 @@ impl<'m> Destination<'m> {
                 return Err(Error::failed("unpack into a directory that isn't empty", source));
             }
         }
-        Ok(Destination { levels: vec![(ROOT, root)], tree: Tree::default(), meter, files: 0 })
+        Ok(Destination { levels: vec![(ROOT, root)], tree: Tree::new(purpose), meter, files: 0 })
+    }
+
+    /// A device or FIFO: left out of a root file system, refused otherwise.
+    pub fn special(&mut self, what: &str) -> Result<(), Error> {
+        self.meter.member()?;
+        match self.tree.purpose() {
+            Purpose::RootFs => Ok(()),
+            Purpose::Artifact => {
+                Err(Rejection::new(Rule::Kind, format!("it is {what}, which is never unpacked")).into())
+            }
+        }
     }
 
     /// Regular files so far (hard links included).
@@ -164,7 +175,7 @@ impl<'m> Destination<'m> {
             return refuse("the link's target is empty or contains a NUL byte");
         }
         // Absolute ones are refused by the check at the end too; here the rest need not be unpacked first.
-        if target.starts_with('/') {
+        if target.starts_with('/') && self.tree.purpose() == Purpose::Artifact {
             return refuse("the link's target is absolute");
         }
         let kind = Kind::Symlink(target.to_owned());

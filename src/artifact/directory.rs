@@ -24,6 +24,7 @@ use super::format::Format;
 use super::path::MemberPath;
 use super::rejection::{Error, Rejection, Rule};
 use super::stream::CHUNK;
+use super::tree::Purpose;
 use super::unpack::{Summary, mismatch, undo};
 
 /// A directory's identity, whatever names it has.
@@ -64,7 +65,7 @@ pub fn copy(
     exclude.push(FileId::of(&destination)?);
     // No ratio: nothing is compressed.
     let meter = Meter::new(budget, u64::MAX);
-    let writer = Destination::new(destination, &meter)?;
+    let writer = Destination::new(destination, Purpose::Artifact, &meter)?;
     let mut walk = Walk { writer, digest: TreeDigest::default(), buffer: vec![0; CHUNK], exclude, budget };
     let copied = walk.all(source).and_then(|()| {
         let files = walk.writer.files();

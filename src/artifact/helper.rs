@@ -123,7 +123,7 @@ pub fn unpack_in_helper<H: Running>(
         if found != summary.sha256 {
             return Err(Rejection::new(Rule::Changed, "the file changed while it was unpacked").into());
         }
-        inspect::tree(destination, request.budget.clone(), summary.files)?;
+        inspect::tree(destination, request.purpose, &request.budget, summary.files)?;
         Ok(summary)
     };
     work().map_err(|error| undo(destination, error))

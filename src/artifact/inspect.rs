@@ -14,7 +14,7 @@ use super::budget::{Budget, Meter};
 use super::destination::confined;
 use super::path::MemberPath;
 use super::rejection::{Error, Rejection, Rule};
-use super::tree::{Kind, NodeId, ROOT, Tree};
+use super::tree::{Kind, NodeId, Purpose, ROOT, Tree};
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -30,10 +30,10 @@ pub fn is_empty(directory: BorrowedFd<'_>) -> Result<(), Error> {
 }
 
 /// Walks a tree that a helper has unpacked and refuses what doesn't belong there.
-pub fn tree(root: BorrowedFd<'_>, budget: Budget, files: u64) -> Result<(), Error> {
+pub fn tree(root: BorrowedFd<'_>, purpose: Purpose, budget: &Budget, files: u64) -> Result<(), Error> {
     // The ratio is between archive and tree; it was the helper's to keep.
-    let meter = Meter::new(&budget, u64::MAX);
-    let mut tree = Tree::default();
+    let meter = Meter::new(budget, u64::MAX);
+    let mut tree = Tree::new(purpose);
     let mut inodes = HashSet::new();
     let mut found = 0;
     let root = open(root, c".").map_err(|e| Error::failed("open the unpacked tree", e))?;
@@ -44,7 +44,7 @@ pub fn tree(root: BorrowedFd<'_>, budget: Budget, files: u64) -> Result<(), Erro
             levels.pop();
             continue;
         };
-        let path = path.join(&name, &budget)?;
+        let path = path.join(&name, budget)?;
         let (fd, node) = (fd.as_fd(), *node);
         let below = member(fd, &name, &meter, &mut inodes, &mut found)
             .and_then(|kind| insert(&mut tree, node, &path, kind))

@@ -40,4 +40,5 @@ pub use digest::Digest;
 pub use directory::FileId;
 pub use format::Format;
 pub use rejection::{Error, Rejection, Rule};
+pub use tree::Purpose;
 pub use unpack::{Request, Summary, unpack};

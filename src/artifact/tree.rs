@@ -3,13 +3,30 @@
 //! Main type: [`Tree`]. The destination starts empty and only this unpacking writes there, so the tree knows every
 //! member without asking the file system, and a question about it can't be raced.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
 
 use super::path::fold;
 use super::rejection::{Rejection, Rule, shown};
 
 /// Links that one resolution may follow, Linux's own limit (`MAXSYMLINKS`, path_resolution(7)).
 const MAX_LINKS: u32 = 40;
+
+/// What a tree is for, which decides what its links and names may be. Confinement is the same for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// Files that a step runs, and that the host may read by name: links stay inside, names that differ only by case or
+    /// normalisation are refused, and so are devices.
+    #[default]
+    Artifact,
+    /// A root file system, never used but as a root: an absolute link, or one that climbs, means the tree's own root, as
+    /// it will for whoever follows it there. Names are taken as they are (terminfo has `E` and `e`), devices and FIFOs
+    /// are left out, since `/dev` is the engine's.
+    RootFs,
+}
 
 /// A member of a [`Tree`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,24 +74,36 @@ struct Place {
 /// All members of one artifact.
 #[derive(Debug)]
 pub struct Tree {
+    purpose: Purpose,
     nodes: Vec<Node>,
     children: HashMap<(NodeId, Box<str>), NodeId>,
 }
 
-impl Default for Tree {
-    fn default() -> Self {
-        let root = Node { parent: ROOT, name: "".into(), kind: Kind::Directory };
-        Tree { nodes: vec![root], children: HashMap::new() }
-    }
-}
-
 impl Tree {
+    /// A tree of nothing but its root.
+    pub fn new(purpose: Purpose) -> Self {
+        let root = Node { parent: ROOT, name: "".into(), kind: Kind::Directory };
+        Tree { purpose, nodes: vec![root], children: HashMap::new() }
+    }
+
+    /// What it is for.
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn key<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        match self.purpose {
+            Purpose::Artifact => fold(name),
+            Purpose::RootFs => Cow::Borrowed(name),
+        }
+    }
+
     /// The member of that name in a directory.
     ///
     /// # Errors
     /// [`Rule::NameCollision`] when a member is there whose name differs only by case or normalisation.
     pub fn find(&self, directory: NodeId, name: &str) -> Result<Option<NodeId>, Rejection> {
-        let Some(&node) = self.children.get(&(directory, Box::from(&*fold(name)))) else {
+        let Some(&node) = self.children.get(&(directory, Box::from(&*self.key(name)))) else {
             return Ok(None);
         };
         let known = &*self.node(node).name;
@@ -94,7 +123,7 @@ impl Tree {
     pub fn insert(&mut self, directory: NodeId, name: &str, kind: Kind) -> NodeId {
         let node = NodeId(self.nodes.len() as u32);
         self.nodes.push(Node { parent: directory, name: name.into(), kind });
-        self.children.insert((directory, Box::from(&*fold(name))), node);
+        self.children.insert((directory, Box::from(&*self.key(name))), node);
         node
     }
 
@@ -163,14 +192,18 @@ impl Tree {
         if depth == MAX_LINKS {
             return Err(Rejection::new(Rule::Symlink, "symbolic links lead in a circle or through too many others"));
         }
-        if target.starts_with('/') {
-            return Err(leaves(target, "is absolute"));
-        }
-        let mut at = Place { node: self.node(link).parent, missing: 0 };
+        let rooted = self.purpose == Purpose::RootFs;
+        let start = match target.starts_with('/') {
+            true if rooted => ROOT,
+            true => return Err(leaves(target, "is absolute")),
+            false => self.node(link).parent,
+        };
+        let mut at = Place { node: start, missing: 0 };
         for component in target.split('/') {
             match component {
                 "" | "." => {}
                 ".." if at.missing > 0 => at.missing -= 1,
+                ".." if at.node == ROOT && rooted => {}
                 ".." if at.node == ROOT => return Err(leaves(target, "leaves the artifact")),
                 ".." => at.node = self.node(at.node).parent,
                 _ if at.missing > 0 => at.missing += 1,
@@ -199,7 +232,11 @@ mod tests {
 
     /// Builds a tree from `path/` (directory), `path` (file) and `path -> target`.
     fn tree(members: &[&str]) -> Tree {
-        let mut tree = Tree::default();
+        tree_for(Purpose::Artifact, members)
+    }
+
+    fn tree_for(purpose: Purpose, members: &[&str]) -> Tree {
+        let mut tree = Tree::new(purpose);
         for member in members {
             let (path, kind) = match member.split_once(" -> ") {
                 Some((path, target)) => (path, Kind::Symlink(target.to_owned())),
@@ -256,6 +293,16 @@ mod tests {
             assert_eq!(rejection.rule, Rule::Symlink, "{members:?}");
             assert!(rejection.member.is_some());
         }
+    }
+
+    #[test]
+    fn in_a_root_file_system_links_mean_its_own_root() {
+        let tree = tree_for(
+            Purpose::RootFs,
+            &["run/x", "var/run -> /run", "etc/alternatives/vi -> /usr/bin/vim", "up -> ../../../etc", "E", "e"],
+        );
+        tree.check_symlinks().unwrap();
+        assert_eq!(tree_for(Purpose::RootFs, &["a -> /a"]).check_symlinks().unwrap_err().rule, Rule::Symlink);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::digest::{Digest, Source};
 use super::format::{Format, SNIFF, sniff};
 use super::path::{Dialect, MemberPath};
 use super::rejection::{Error, Rejection, Rule};
+use super::tree::Purpose;
 use super::{stream, tar, zip};
 
 /// What to unpack and how much of it.
@@ -25,6 +26,8 @@ pub struct Request {
     pub file_name: String,
     /// Whether that single file is executable.
     pub executable: bool,
+    /// What the tree is for.
+    pub purpose: Purpose,
     /// The limits.
     pub budget: Budget,
     /// The digest that the input must have. It is then read twice: first only to compare.
@@ -69,7 +72,7 @@ pub fn unpack(input: impl Read + Seek + Send, destination: OwnedFd, request: &Re
         verify(&mut source, expected)?;
     }
     let meter = Meter::new(&request.budget, source.length());
-    let writer = Destination::new(copy, &meter)?;
+    let writer = Destination::new(copy, request.purpose, &meter)?;
     fill(source, writer, &meter, request).map_err(|error| undo(destination, error))
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use plimsoll::artifact::helper::{Job, unpack_in_helper};
-use plimsoll::artifact::{Acquire, Budget, Digest, Error, Request, Rule, Summary, acquire};
+use plimsoll::artifact::{Acquire, Budget, Digest, Error, Purpose, Request, Rule, Summary, acquire};
 
 use crate::support::{Place, Tar, request, zst};
 
@@ -184,7 +184,7 @@ fn acquire_decides_by_what_the_path_is() {
     };
     let get = |path: &std::path::Path| {
         let place = Place::new();
-        let what = Acquire { path, sha256: None, budget: Budget::default(), deadline: LONG, exclude: &[] };
+        let what = Acquire { path, purpose: Purpose::Artifact, sha256: None, budget: Budget::default(), deadline: LONG, exclude: &[] };
         let result = acquire(&what, place.open().as_fd(), &AtomicBool::new(false), start("honest"));
         (place, result)
     };

@@ -6,7 +6,7 @@ use std::io::{Cursor, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use plimsoll::artifact::{Budget, Digest, Error, Rejection, Request, Rule, Summary, unpack};
+use plimsoll::artifact::{Budget, Digest, Error, Purpose, Rejection, Request, Rule, Summary, unpack};
 
 /// A destination with neighbours that must stay as they are.
 pub struct Place {
@@ -75,7 +75,7 @@ fn list(directory: &Path, prefix: &str, found: &mut BTreeMap<String, String>) {
 }
 
 pub fn request() -> Request {
-    Request { file_name: "artifact".into(), executable: false, budget: Budget::default(), sha256: None }
+    Request { file_name: "artifact".into(), executable: false, purpose: Purpose::Artifact, budget: Budget::default(), sha256: None }
 }
 
 /// Unpacks and checks the surroundings; on a refusal, that the destination is empty.

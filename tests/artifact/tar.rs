@@ -1,8 +1,8 @@
 //! tar: what the headers may say, and where links may lead.
 
-use plimsoll::artifact::{Format, Rule};
+use plimsoll::artifact::{Format, Purpose, Request, Rule};
 
-use crate::support::{Tar, accepted, gzip, pax_records, refused, refused_member, xz, zst};
+use crate::support::{Tar, accepted, attempt, gzip, pax_records, refused, refused_member, refused_with, request, xz, zst};
 
 #[test]
 fn every_compression_unpacks_alike_and_is_told_by_content() {
@@ -43,10 +43,10 @@ fn compressed_streams_that_are_cut_damaged_or_followed_by_junk_are_refused() {
         accepted(&good);
         // The whole tar is out by then; only the trailer is missing.
         for cut in [good.len() - 1, good.len() / 2, 20] {
-            let (_, result) = crate::support::attempt(&good[..cut], &crate::support::request());
+            let (_, result) = attempt(&good[..cut], &request());
             assert!(result.is_err(), "cut at {cut}");
         }
-        let (_, result) = crate::support::attempt(&[&good[..], b"junk"].concat(), &crate::support::request());
+        let (_, result) = attempt(&[&good[..], b"junk"].concat(), &request());
         assert!(result.is_err(), "junk behind");
     }
     let mut wrong_crc = gzip(&tar);
@@ -191,7 +191,7 @@ fn nothing_is_written_through_a_symlink() {
     ] {
         // A duplicate directory over a link is refused as going through it.
         let bytes = archive.end();
-        let (_, result) = crate::support::attempt(&bytes, &crate::support::request());
+        let (_, result) = attempt(&bytes, &request());
         let Err(plimsoll::artifact::Error::Rejected(rejection)) = result else { panic!("{result:?}") };
         let through = rejection.rule == Rule::ThroughLink && rule == Rule::Duplicate;
         assert!(rejection.rule == rule || through, "{rejection}, wanted {rule}");
@@ -244,6 +244,32 @@ fn devices_fifos_and_unknown_types_are_refused() {
         refused_member(&Tar::default().file("ok", b"").raw(kind, "odd", b"", |_| ()).end(), Rule::Kind, "odd");
     }
     accepted(&Tar::default().raw(b'7', "contiguous", b"1", |_| ()).raw(0, "old", b"1", |_| ()).end());
+}
+
+#[test]
+fn a_root_file_system_may_be_one() {
+    let archive = Tar::default()
+        .symlink("var/run", "/run")
+        .symlink("up", "../../etc")
+        .file("terminfo/E", b"1")
+        .file("terminfo/e", b"2")
+        .raw(b'3', "dev/null", b"", |_| ())
+        .raw(b'6', "run/initctl", b"", |_| ());
+    let request = Request { purpose: Purpose::RootFs, ..request() };
+    let (place, result) = attempt(&archive.clone().end(), &request);
+    assert_eq!(result.unwrap().files, 2);
+    let listing: Vec<String> = place.listing().into_keys().collect();
+    assert_eq!(listing, ["terminfo", "terminfo/E", "terminfo/e", "up", "var", "var/run"]);
+    // What confines is the same.
+    for (hostile, rule) in [
+        (archive.clone().file("var/run/x", b"evil"), Rule::ThroughLink),
+        (archive.clone().file("../x", b"evil"), Rule::Path),
+        (archive.clone().hardlink("x", "up"), Rule::Hardlink),
+        (archive.clone().file("up", b"evil"), Rule::Duplicate),
+    ] {
+        refused_with(&hostile.end(), &request, rule);
+    }
+    refused(&archive.end(), Rule::Symlink);
 }
 
 #[test]
@@ -304,7 +330,7 @@ fn truncated_archives_are_errors() {
     let whole = Tar::default().file("a", &[1; 600]).file("b", b"2").end();
     let blocks = (0..whole.len()).step_by(512).flat_map(|at| [at, at + 1, at + 511]);
     for length in blocks.chain((512..1024).step_by(41)) {
-        let (_, result) = crate::support::attempt(&whole[..length], &crate::support::request());
+        let (_, result) = attempt(&whole[..length], &request());
         // A file that is shorter than a block isn't known to be a tar.
         assert!(result.is_err() || length < 512, "cut at {length}");
     }

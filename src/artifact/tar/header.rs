@@ -28,7 +28,9 @@ pub enum Type {
     LongName,
     /// `K`: the next member's link target.
     LongLink,
-    /// `3`, `4`, `6` and what else there is; with words for people.
+    /// `3`, `4`, `6`: a device or FIFO; with words for people.
+    Special(&'static str),
+    /// What else there is; with words for people.
     Refused(&'static str),
 }
 
@@ -85,10 +87,10 @@ impl Header {
             b'0' | b'\0' | b'7' => Type::File,
             b'1' => Type::Hardlink,
             b'2' => Type::Symlink,
-            b'3' => Type::Refused("a character device"),
-            b'4' => Type::Refused("a block device"),
+            b'3' => Type::Special("a character device"),
+            b'4' => Type::Special("a block device"),
             b'5' => Type::Directory,
-            b'6' => Type::Refused("a FIFO"),
+            b'6' => Type::Special("a FIFO"),
             b'S' => Type::GnuSparse,
             b'x' => Type::Pax,
             b'g' => Type::PaxGlobal,

@@ -144,6 +144,7 @@ fn place(
     }
     match member.kind {
         Type::Directory => destination.directory(&path),
+        Type::Special(what) => destination.special(what),
         Type::Symlink => destination.symlink(&path, &member.link),
         Type::Hardlink => {
             let target = MemberPath::parse(&member.link, Dialect::Unix, budget)
