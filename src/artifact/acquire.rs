@@ -65,7 +65,13 @@ pub fn acquire<H: Running>(
         FileType::RegularFile => {
             let file_name = what.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let executable = stat.st_mode & 0o111 != 0;
-            let request = Request { file_name, executable, purpose: what.purpose, budget: what.budget.clone(), sha256: what.sha256 };
+            let request = Request {
+                file_name,
+                executable,
+                purpose: what.purpose,
+                budget: what.budget.clone(),
+                sha256: what.sha256,
+            };
             unpack_in_helper(&File::from(fd), destination, &request, what.deadline, cancel, start)
         }
         _ => Err(Rejection::new(Rule::Kind, "is neither a file nor a directory").at(shown).into()),

@@ -160,12 +160,7 @@ fn unpack_tar<R: Read + Send>(
     })
 }
 
-fn members(
-    format: Format,
-    stream: impl BufRead,
-    writer: &mut Destination<'_>,
-    meter: &Meter,
-) -> Result<(), Error> {
+fn members(format: Format, stream: impl BufRead, writer: &mut Destination<'_>, meter: &Meter) -> Result<(), Error> {
     let mut archive = stream::Metered::new(stream, meter);
     let begin = archive.fill_buf().map_err(Error::from_read)?;
     if begin.is_empty() || begin.first_chunk().is_some_and(|block| !tar::is_start(block)) {

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
-use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Summary, acquire};
+use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
 use crate::backend::{BackendKind, Output, Plan, PrepareError};
 use crate::exit::Exit;
@@ -123,7 +123,7 @@ impl Attempt<'_> {
                 return false;
             }
         };
-        let what = Bring { path, sha256, exclude: self.context.exclude.clone() };
+        let what = Bring { path, purpose: Purpose::Artifact, sha256, exclude: self.context.exclude.clone() };
         let source = self.step.artifact.to_string();
         let Some(summary) = self.bring("artifact", &source, what, workspace, cancel).await else { return false };
         self.report.artifact = Some(ArtifactRecord {
@@ -235,7 +235,8 @@ impl Attempt<'_> {
                     self.internal("image", format!("failed to make {}: {e}", root.display()));
                     return Err(Settled);
                 }
-                let what = Bring { path, sha256: self.step.image_digest, exclude: Vec::new() };
+                let purpose = Purpose::RootFs;
+                let what = Bring { path, purpose, sha256: self.step.image_digest, exclude: Vec::new() };
                 let brought = self.bring("image", &reference, what, &root, cancel).await.ok_or(Settled)?;
                 (root, Some(brought.sha256.to_string()))
             }
@@ -353,6 +354,7 @@ struct Settled;
 /// Something to bring into a directory.
 struct Bring {
     path: PathBuf,
+    purpose: Purpose,
     sha256: Option<Sha256Digest>,
     exclude: Vec<FileId>,
 }
@@ -362,6 +364,7 @@ impl Bring {
         let destination = File::open(into).map_err(|e| ArtifactError::failed("open the destination", e))?;
         let what = Acquire {
             path: &self.path,
+            purpose: self.purpose,
             sha256: self.sha256.map(|digest| Digest::from_bytes(digest.0)),
             budget: Budget::default(),
             deadline: ARTIFACT_DEADLINE,

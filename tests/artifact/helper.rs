@@ -184,7 +184,14 @@ fn acquire_decides_by_what_the_path_is() {
     };
     let get = |path: &std::path::Path| {
         let place = Place::new();
-        let what = Acquire { path, purpose: Purpose::Artifact, sha256: None, budget: Budget::default(), deadline: LONG, exclude: &[] };
+        let what = Acquire {
+            path,
+            purpose: Purpose::Artifact,
+            sha256: None,
+            budget: Budget::default(),
+            deadline: LONG,
+            exclude: &[],
+        };
         let result = acquire(&what, place.open().as_fd(), &AtomicBool::new(false), start("honest"));
         (place, result)
     };

@@ -75,7 +75,13 @@ fn list(directory: &Path, prefix: &str, found: &mut BTreeMap<String, String>) {
 }
 
 pub fn request() -> Request {
-    Request { file_name: "artifact".into(), executable: false, purpose: Purpose::Artifact, budget: Budget::default(), sha256: None }
+    Request {
+        file_name: "artifact".into(),
+        executable: false,
+        purpose: Purpose::Artifact,
+        budget: Budget::default(),
+        sha256: None,
+    }
 }
 
 /// Unpacks and checks the surroundings; on a refusal, that the destination is empty.

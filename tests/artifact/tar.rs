@@ -2,7 +2,9 @@
 
 use plimsoll::artifact::{Format, Purpose, Request, Rule};
 
-use crate::support::{Tar, accepted, attempt, gzip, pax_records, refused, refused_member, refused_with, request, xz, zst};
+use crate::support::{
+    Tar, accepted, attempt, gzip, pax_records, refused, refused_member, refused_with, request, xz, zst,
+};
 
 #[test]
 fn every_compression_unpacks_alike_and_is_told_by_content() {
