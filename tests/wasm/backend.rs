@@ -331,7 +331,7 @@ fn deterministic_runs_repeat_to_the_bit() {
 fn a_deterministic_loop_ends_by_fuel() {
     let mut guest = Guest::fixture("endless-loop.wat");
     guest.deterministic = true;
-    guest.deadline = Duration::from_secs(20);
+    guest.deadline = Duration::from_secs(60);
     let ran = guest.run();
     let result = ran.boundary_held().result();
     assert_eq!((result.exit_code, result.limit_hit), (None, Some(LimitHit::Fuel)), "{result:?}");

@@ -28,7 +28,6 @@ use cache::{Cache, Entry, Key};
 mod cache;
 mod engine;
 mod limiter;
-mod native;
 mod observe;
 mod run;
 pub mod runtimes;

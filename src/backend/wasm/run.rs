@@ -3,18 +3,19 @@
 use plimsoll_guest::wire::write_message;
 use plimsoll_guest::{Dispatch, FromGuest, GuestResult, LimitHit, MAX_CHUNK, WasmProgram};
 use wasmtime::component::{Component, Linker as ComponentLinker, ResourceTable};
-use wasmtime::{Engine, Linker, Module, Store, Trap, WasmBacktrace};
+use wasmtime::{Engine, Linker, Module, Precompiled, Store, Trap, WasmBacktrace};
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::bindings::CommandPre;
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use super::limiter::Budget;
-use super::{engine, native, wasi};
+use super::{engine, wasi};
 use crate::backend::jail::{Inside, Wire};
+use crate::backend::sys;
 
 /// Fuel for each millisecond of the time limit: little enough that a host of any speed burns it before the time is over,
 /// so that a deterministic run ends the same way everywhere.
-const FUEL_PER_MS: u64 = 100_000;
+const FUEL_PER_MS: u64 = 20_000;
 /// Longest message about a trap, bytes; names in it are the guest's.
 const MAX_MESSAGE: usize = 2048;
 /// First words of the message about compiled code that cannot be used, by which the runner knows to drop it.
@@ -118,7 +119,14 @@ fn attempt(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, used: &m
 /// Compiles what was sent, or loads it if it is compiled. Sends compiled code back if the runner wants it.
 fn load(engine: &Engine, program: &WasmProgram) -> wasmtime::Result<Loaded> {
     if program.precompiled {
-        return native::load(engine, &program.code).map_err(|e| e.context(STALE));
+        let code = program.code.as_slice();
+        let loaded = match Engine::detect_precompiled(code) {
+            Some(Precompiled::Component) => {
+                sys::load_compiled(Component::deserialize, engine, code).map(Loaded::Component)
+            }
+            _ => sys::load_compiled(Module::deserialize, engine, code).map(Loaded::Module),
+        };
+        return loaded.map_err(|e| e.context(STALE));
     }
     let binary = wat::parse_bytes(&program.code).map_err(|e| wasmtime::Error::msg(format!("not a module: {e}")))?;
     // Bytes 4 to 8 are version and layer; layer 1 is a component (component-model/design/mvp/Binary.md).
