@@ -226,8 +226,10 @@ fn one_control(step: &StepReport, control: &ControlRecord) -> Markup {
     html! {
         details.control open[unmet] {
             summary {
-                span.id { (control.id) }
-                @if control.required { span.req { @if unmet { "required, not satisfied" } @else { "required" } } }
+                span.id {
+                    (control.id)
+                    @if control.required { span.req { @if unmet { "required, not satisfied" } @else { "required" } } }
+                }
                 span class={ "chip " (class) " " (shape) } { (control.status) }
             }
             div {
