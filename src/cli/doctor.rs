@@ -70,7 +70,7 @@ pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit,
     super::runtime()?.block_on(async {
         let cancel = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
         for one in which {
-            let steps = spec::load(&[], &overrides(one.kind()), &Surroundings::default())?;
+            let steps = spec::load(&[], &overrides(one.kind(), &trials), &Surroundings::default())?;
             let steps = steps.into_iter().map(|step| trials.harmless(step)).collect();
             reports.push((one.kind(), trials.run(steps, Policy::load(), cancel.clone()).await?));
             if let Some(signal) = *cancel.borrow() {
@@ -100,14 +100,14 @@ pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit,
     })
 }
 
-fn overrides(kind: BackendKind) -> Overrides {
+fn overrides(kind: BackendKind, trials: &Trials<'_>) -> Overrides {
     let run = if kind == BackendKind::Wasm { "nothing.wat" } else { "exit 0" };
     Overrides {
         name: Some(kind.name().to_owned()),
         run: Some(run.to_owned()),
         backend: Some(kind.name().to_owned()),
-        // A microVM needs one; nothing is read of it before the backend is known to be there.
-        image: (kind == BackendKind::Firecracker).then(|| "dir:/".to_owned()),
+        // A microVM needs one.
+        image: (kind == BackendKind::Firecracker).then(|| format!("dir:{}", trials.image().display())),
         ..Overrides::default()
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::failure::{self, Failure};
 use super::output::github::{self, Outputs};
-use super::output::live::{Live, Mode};
+use super::output::live::{Live, Mode, Shape};
 use super::output::{self, Log, Style, result};
 use super::{CommonArgs, LogFormat, signals};
 use crate::backend::Engines;
@@ -106,7 +106,11 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
     for remark in context.iter().flat_map(|c| &c.remarks) {
         tracing::warn!("{remark}");
     }
-    let parallel = request.jobs > 1 && steps.len() > 1;
+    let shape = match steps.len() {
+        0 | 1 => Shape::One,
+        _ if request.jobs > 1 => Shape::Parallel,
+        _ => Shape::Serial,
+    };
     let job = Job {
         steps,
         policy: Policy::load(),
@@ -122,7 +126,7 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
         runner: context.as_ref().and_then(|c| c.runner.clone()),
     };
 
-    let report = shown(job, request, parallel, cancel).await?;
+    let report = shown(job, request, shape, cancel).await?;
     report_dir.commit(&report).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
     outputs_dir.commit().map_err(|e| {
         Failure::new(Exit::Internal, format!("failed to put {} in place: {e}", results.outputs_dir.display()))
@@ -133,8 +137,8 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
 }
 
 /// Runs the job and shows it meanwhile.
-async fn shown(job: Job, request: &Request<'_>, parallel: bool, cancel: Cancel) -> Result<Report, Failure> {
-    let mut live = live(request, parallel);
+async fn shown(job: Job, request: &Request<'_>, shape: Shape, cancel: Cancel) -> Result<Report, Failure> {
+    let mut live = live(request, shape);
     let (events, mut incoming) = mpsc::unbounded_channel::<Event>();
     // A thread of its own: a log that nobody reads must not hold up the run.
     let shower = thread::spawn(move || {
@@ -154,7 +158,7 @@ async fn shown(job: Job, request: &Request<'_>, parallel: bool, cancel: Cancel) 
     report.map_err(|e| Failure::from_error(Exit::Internal, &e))
 }
 
-fn live(request: &Request<'_>, parallel: bool) -> Live {
+fn live(request: &Request<'_>, shape: Shape) -> Live {
     let (env, common) = (request.env, request.common);
     let target = output::log_target(env);
     let mode = match common.log_format {
@@ -163,7 +167,7 @@ fn live(request: &Request<'_>, parallel: bool) -> Live {
         LogFormat::Text if output::is_interactive(env, &io::stderr()) => Mode::Terminal,
         LogFormat::Text => Mode::Plain,
     };
-    Live::new(Log::for_target(target), mode, target, Style::of(env, &io::stderr()), parallel)
+    Live::new(Log::for_target(target), mode, target, Style::of(env, &io::stderr()), shape)
 }
 
 /// What the forge reads besides the log. A fault here is told and changes no verdict.

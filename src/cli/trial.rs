@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -40,8 +41,8 @@ impl<'a> Trials<'a> {
     pub fn new(engines: Engines, env: &'a Env) -> Result<Self, Failure> {
         let make = || -> io::Result<TempDir> {
             let dir = tempfile::Builder::new().prefix("plimsoll-trial-").tempdir_in(env.temp_dir())?;
-            for name in ["artifact", "logs", "outputs"] {
-                fs::create_dir(dir.path().join(name))?;
+            for name in ["artifact", "image/bin", "logs", "outputs"] {
+                fs::create_dir_all(dir.path().join(name))?;
             }
             fs::write(dir.path().join("artifact").join(MODULE), NOTHING)?;
             Ok(dir)
@@ -50,10 +51,20 @@ impl<'a> Trials<'a> {
         Ok(Self { dir, engines, env })
     }
 
+    fn artifact(&self) -> PathBuf {
+        self.dir.path().join("artifact")
+    }
+
+    /// A root file system with nothing in it, for a backend that must be given one.
+    #[must_use]
+    pub fn image(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
     /// The step with a program of ours: its boundary is the same, its code and outputs are not there.
     #[must_use]
     pub fn harmless(&self, mut step: Step) -> Step {
-        step.artifact = ArtifactSource::Path(self.dir.path().join("artifact"));
+        step.artifact = ArtifactSource::Path(self.artifact());
         step.command = match step.command {
             Command::Script { .. } => Command::Script { shell: Shell::default(), text: "exit 0\n".to_owned() },
             Command::Wasm { .. } => Command::Wasm { program: WasmProgram::Module(MODULE.into()), args: Vec::new() },

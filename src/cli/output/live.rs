@@ -32,14 +32,25 @@ pub enum Mode {
     Json,
 }
 
+/// How many steps there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// One; the result lines tell its verdict.
+    One,
+    /// Several, one after the other.
+    Serial,
+    /// Several at the same time.
+    Parallel,
+}
+
 /// Shows a run.
 pub struct Live {
     log: Log,
     mode: Mode,
     target: LogTarget,
     style: Style,
-    /// Steps run at the same time.
-    parallel: bool,
+    /// How many steps at most run at the same time, of how many.
+    shape: Shape,
     /// Seconds since the epoch, for GitLab's sections.
     clock: fn() -> u64,
     steps: BTreeMap<u32, Step>,
@@ -59,10 +70,10 @@ struct Step {
 impl Live {
     /// Shows a run on a log.
     #[must_use]
-    pub fn new(log: Log, mode: Mode, target: LogTarget, style: Style, parallel: bool) -> Self {
+    pub fn new(log: Log, mode: Mode, target: LogTarget, style: Style, shape: Shape) -> Self {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let bars = (mode == Mode::Terminal).then(MultiProgress::new);
-        Self { log, mode, target, style, parallel, clock: now, steps: BTreeMap::new(), guard: None, bars }
+        Self { log, mode, target, style, shape, clock: now, steps: BTreeMap::new(), guard: None, bars }
     }
 
     /// One event.
@@ -99,7 +110,7 @@ impl Live {
         let title = format!("{index:02} {name}");
         let mut lines = Vec::new();
         match self.target {
-            LogTarget::GitHub if self.parallel => {
+            LogTarget::GitHub if self.is_parallel() => {
                 if self.guard.is_none() {
                     self.guard = StopCommands::new().ok();
                     lines.extend(self.guard.as_ref().map(StopCommands::begin));
@@ -111,7 +122,7 @@ impl Live {
                 lines.push(format!("::group::{}", Untrusted::new(&title).for_workflow_command(MAX_NAME)));
                 lines.extend(step.guard.as_ref().map(StopCommands::begin));
             }
-            LogTarget::GitLab if !self.parallel => {
+            LogTarget::GitLab if !self.is_parallel() => {
                 lines.push(format!("section_start:{}:plimsoll_{index:02}\r\x1b[0K{title}", (self.clock)()));
             }
             LogTarget::GitLab | LogTarget::Plain => lines.push(self.style.bold(&title)),
@@ -157,6 +168,9 @@ impl Live {
 
     fn ended(&mut self, report: &StepReport) {
         self.close(report.index);
+        if self.shape == Shape::One {
+            return;
+        }
         let name = Untrusted::new(&report.name).for_log_line(self.target, MAX_NAME);
         let verdict = format!("{} {:02} {name}: {}", style::sign(report.verdict), report.index, report.verdict);
         self.print(&[self.style.verdict(report.verdict, &verdict)]);
@@ -170,11 +184,11 @@ impl Live {
             lines.extend(filter.finish().map(|line| self.guest_line(index, stream, &line)));
         }
         match self.target {
-            LogTarget::GitHub if !self.parallel => {
+            LogTarget::GitHub if !self.is_parallel() => {
                 lines.extend(step.guard.take().map(StopCommands::end));
                 lines.push("::endgroup::".to_owned());
             }
-            LogTarget::GitLab if !self.parallel => {
+            LogTarget::GitLab if !self.is_parallel() => {
                 lines.push(format!("section_end:{}:plimsoll_{index:02}\r\x1b[0K", (self.clock)()));
             }
             _ => {}
@@ -186,8 +200,12 @@ impl Live {
         self.print(&lines);
     }
 
+    fn is_parallel(&self) -> bool {
+        self.shape == Shape::Parallel
+    }
+
     fn margin(&self, index: u32) -> String {
-        if self.parallel { format!("{index:02}") } else { "  ".to_owned() }
+        if self.is_parallel() { format!("{index:02}") } else { "  ".to_owned() }
     }
 
     fn guest_line(&self, index: u32, stream: Stream, line: &str) -> String {

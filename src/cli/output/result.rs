@@ -76,7 +76,11 @@ impl Page<'_> {
             return;
         }
         let command = step.command.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>();
-        let more = if command.len() > 1 { format!(" (+{} lines)", command.len() - 1) } else { String::new() };
+        let more = match command.len() {
+            0 | 1 => String::new(),
+            2 => " (and 1 more line)".to_owned(),
+            n => format!(" (and {} more lines)", n - 1),
+        };
         let command = self.shown(command.first().unwrap_or(&""), MAX_TEXT);
         let verb = match step.dispatched {
             Dispatched::No => "did not run",

@@ -21,9 +21,9 @@ impl Write for Page {
     }
 }
 
-fn shown(mode: Mode, target: LogTarget, parallel: bool, events: Vec<Event>) -> String {
+fn shown(mode: Mode, target: LogTarget, shape: Shape, events: Vec<Event>) -> String {
     let page = Page::default();
-    let mut live = Live::new(Log::to(page.clone()), mode, target, Style::PLAIN, parallel);
+    let mut live = Live::new(Log::to(page.clone()), mode, target, Style::PLAIN, shape);
     live.clock = || 1_700_000_000;
     for event in events {
         live.event(event);
@@ -71,7 +71,7 @@ fn one_step() -> Vec<Event> {
 
 #[test]
 fn plain_lines_keep_the_guests_text_behind_a_bar() {
-    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::Plain, false, one_step()), @r"
+    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::Plain, Shape::Serial, one_step()), @r"
     01 unit
       · preparing gvisor
       │ warning
@@ -82,8 +82,14 @@ fn plain_lines_keep_the_guests_text_behind_a_bar() {
 }
 
 #[test]
+fn one_step_alone_leaves_its_verdict_to_the_result() {
+    let text = shown(Mode::Plain, LogTarget::Plain, Shape::One, one_step());
+    assert!(text.ends_with("│ no end\n"), "{text}");
+}
+
+#[test]
 fn under_github_a_step_is_a_group_and_its_text_is_guarded() {
-    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitHub, false, one_step()), @r"
+    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitHub, Shape::Serial, one_step()), @r"
     ::group::01 unit
     ::stop-commands::TOKEN
       · preparing gvisor
@@ -98,7 +104,7 @@ fn under_github_a_step_is_a_group_and_its_text_is_guarded() {
 
 #[test]
 fn under_gitlab_a_step_is_a_section() {
-    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitLab, false, one_step()).replace("\r\x1b[0K", "<CLEAR>"), @r"
+    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitLab, Shape::Serial, one_step()).replace("\r\x1b[0K", "<CLEAR>"), @r"
     section_start:1700000000:plimsoll_01<CLEAR>01 unit
       · preparing gvisor
       │ warning
@@ -122,7 +128,7 @@ fn two_steps() -> Vec<Event> {
 
 #[test]
 fn steps_at_the_same_time_are_numbered_and_not_grouped() {
-    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitHub, true, two_steps()), @r"
+    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitHub, Shape::Parallel, two_steps()), @r"
     ::stop-commands::TOKEN
     01 a
     02 b
@@ -132,7 +138,7 @@ fn steps_at_the_same_time_are_numbered_and_not_grouped() {
     ✓ 01 a: passed
     ::TOKEN::
     ");
-    let gitlab = shown(Mode::Plain, LogTarget::GitLab, true, two_steps());
+    let gitlab = shown(Mode::Plain, LogTarget::GitLab, Shape::Parallel, two_steps());
     assert!(!gitlab.contains("section_"), "{gitlab}");
 }
 
@@ -142,9 +148,9 @@ const HOSTILE: &str = "::add-mask::secret\n  ::stop-commands::x\n##[group]x\n::e
 #[test]
 fn hostile_text_commands_no_forge_and_imitates_no_line_of_ours() {
     for target in [LogTarget::GitHub, LogTarget::GitLab, LogTarget::Plain] {
-        for parallel in [false, true] {
+        for shape in [Shape::Serial, Shape::Parallel] {
             let events = vec![started(1, "x\n::error::y"), said(1, Stream::Stdout, HOSTILE), ended(1, "z\n::error::y")];
-            let text = shown(Mode::Plain, target, parallel, events);
+            let text = shown(Mode::Plain, target, shape, events);
             let ours = |line: &str| match target {
                 LogTarget::GitHub => {
                     line.starts_with("::group::01 ")
@@ -160,7 +166,7 @@ fn hostile_text_commands_no_forge_and_imitates_no_line_of_ours() {
             let verdicts = text.lines().filter(|l| l.starts_with('✓')).count();
             assert_eq!(verdicts, 1, "{target:?}: {text}");
             if target == LogTarget::GitLab {
-                let own = if parallel { 0 } else { 1 };
+                let own = if shape == Shape::Parallel { 0 } else { 1 };
                 assert_eq!(text.matches("section_end:").count(), own, "{text}");
             }
         }
@@ -170,12 +176,12 @@ fn hostile_text_commands_no_forge_and_imitates_no_line_of_ours() {
 #[test]
 fn a_harmless_line_is_left_as_it_is() {
     let events = vec![started(1, "x"), said(1, Stream::Stdout, "a::b [c] #1 naïve 漢字\n"), ended(1, "x")];
-    assert!(shown(Mode::Plain, LogTarget::GitHub, false, events).contains("│ a::b [c] #1 naïve 漢字\n"));
+    assert!(shown(Mode::Plain, LogTarget::GitHub, Shape::Serial, events).contains("│ a::b [c] #1 naïve 漢字\n"));
 }
 
 #[test]
 fn json_lines_parse_and_hold_the_same() {
-    let text = shown(Mode::Json, LogTarget::Plain, false, one_step());
+    let text = shown(Mode::Json, LogTarget::Plain, Shape::Serial, one_step());
     let values: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let kinds: Vec<_> = values.iter().map(|v| v["event"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["started", "progress", "output", "output", "output", "ended"]);
@@ -185,7 +191,7 @@ fn json_lines_parse_and_hold_the_same() {
 
 #[test]
 fn quiet_prints_nothing_and_a_reader_that_left_is_no_fault() {
-    assert_eq!(shown(Mode::Quiet, LogTarget::Plain, false, one_step()), "");
+    assert_eq!(shown(Mode::Quiet, LogTarget::Plain, Shape::Serial, one_step()), "");
     struct Closed;
     impl Write for Closed {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -195,7 +201,7 @@ fn quiet_prints_nothing_and_a_reader_that_left_is_no_fault() {
             Ok(())
         }
     }
-    let mut live = Live::new(Log::to(Closed), Mode::Plain, LogTarget::Plain, Style::PLAIN, false);
+    let mut live = Live::new(Log::to(Closed), Mode::Plain, LogTarget::Plain, Style::PLAIN, Shape::Serial);
     one_step().into_iter().for_each(|event| live.event(event));
     live.finish();
 }
@@ -203,7 +209,7 @@ fn quiet_prints_nothing_and_a_reader_that_left_is_no_fault() {
 #[test]
 fn a_run_that_stops_in_the_middle_still_closes_what_it_opened() {
     let events = vec![started(1, "x"), said(1, Stream::Stdout, "half")];
-    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitHub, false, events), @r"
+    insta::assert_snapshot!(shown(Mode::Plain, LogTarget::GitHub, Shape::Serial, events), @r"
     ::group::01 x
     ::stop-commands::TOKEN
       │ half

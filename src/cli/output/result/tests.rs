@@ -122,7 +122,7 @@ fn a_step_that_passed() {
     one.grants = vec!["mount: /cache at /wheels (read-only)".to_owned()];
     insta::assert_snapshot!(shown(&report(vec![one]), |_| ()), @r"
     ✓ 01 unit passed behind a proven kernel boundary
-      ran           python3 -m unittest -v (+1 lines)
+      ran           python3 -m unittest -v (and 1 more line)
       backend       gvisor, runsc 20240729.0, platform systrap
       artifact      dist/patch.tar.zst (tar.zst, 12 files, 33.7 KiB, sha256 0123456789ab…)
       isolation     kernel proven, floor kernel
@@ -156,7 +156,7 @@ fn a_step_that_was_refused_says_why_and_what_to_do() {
     });
     insta::assert_snapshot!(shown(&report(vec![one]), |_| ()), @r"
     ⊘ 01 unit refused; nothing ran
-      did not run   python3 -m unittest -v (+1 lines)
+      did not run   python3 -m unittest -v (and 1 more line)
       backend       gvisor, runsc 20240729.0, platform systrap
       isolation     only container proven, floor kernel
       enforced      seccomp* network*
