@@ -47,14 +47,12 @@ variables! {
     Path = "PATH",
     /// What `~` in a mount's path stands for, and where the cache is when `XDG_CACHE_HOME` is unset.
     Home = "HOME",
-    /// Where private directories of a run are made; `/tmp` by default.
+    /// Where the private directories of a plain user's runs are, below `plimsoll-<uid>/`; `/tmp` by default.
     TmpDir = "TMPDIR",
     /// Where compiled WebAssembly is cached, below `plimsoll/`; `~/.cache` by default.
     XdgCacheHome = "XDG_CACHE_HOME",
     /// Where a user's WebAssembly runtimes are, below `plimsoll/wasm/`; `~/.local/share` by default.
     XdgDataHome = "XDG_DATA_HOME",
-    /// Where a plain user's state of a run is kept, so that `plimsoll clean` finds it.
-    XdgRuntimeDir = "XDG_RUNTIME_DIR",
 
     /// The `runsc` to use; `--runsc` wins.
     Runsc = "PLIMSOLL_RUNSC",
@@ -103,8 +101,6 @@ variables! {
     CiProjectPath = "CI_PROJECT_PATH",
     /// The commit the job runs on; in a merged-results pipeline, the merge commit.
     CiCommitSha = "CI_COMMIT_SHA",
-    /// What started the pipeline.
-    CiPipelineSource = "CI_PIPELINE_SOURCE",
     /// Merge request number, in merge-request pipelines only.
     CiMergeRequestIid = "CI_MERGE_REQUEST_IID",
     /// Head of the source branch, in merged-results pipelines only.

@@ -52,9 +52,8 @@ pub fn parse_size(text: &str) -> Result<u64, BadAmount> {
         "t" | "ti" | "tib" => TIB,
         "kb" | "mb" | "gb" | "tb" if !number.is_empty() => {
             let letter = unit.chars().next().unwrap_or('M').to_ascii_uppercase();
-            let unit = super::place::shown(unit);
             return Err(BadAmount::new(
-                format!("`{unit}` is ambiguous: 1000 or 1024"),
+                "ambiguous: counted by 1000 or by 1024",
                 format!("write `{number}{letter}iB`, which is a power of 1024"),
             ));
         }

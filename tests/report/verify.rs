@@ -180,6 +180,27 @@ fn verdicts_follow_from_what_happened() {
     assert!(!text.is_empty());
 }
 
+/// `--step` and `--shard` leave gaps. Two steps with one number would have one directory.
+#[test]
+fn a_selection_of_steps_keeps_their_numbers() {
+    let of = |indices: [u32; 2]| {
+        let mut sample = samples::refused();
+        sample.report.steps = indices
+            .map(|index| {
+                let mut step = sample.report.steps[0].clone();
+                step.index = index;
+                step
+            })
+            .into();
+        sample.logs = vec![(vec![], vec![]); 2];
+        faults(sample, |_| {})
+    };
+    assert_eq!(of([2, 7]), "");
+    assert!(of([7, 2]).contains("steps[1].index: is 2, after 7"));
+    assert!(of([2, 2]).contains("steps[1].index: is 2, after 2"));
+    assert!(of([0, 1]).contains("steps[0].index: is 0, after 0"));
+}
+
 #[test]
 fn a_member_that_no_type_reads_still_counts_in_the_digest() {
     let root = tempfile::tempdir().unwrap();

@@ -285,10 +285,7 @@ fn messages_name_file_line_key_and_the_nearest_word() {
             "    sandbox:\n      require:\n        - network\n        - memory\n",
             "ci/plimsoll.yml:7:11: steps[0].sandbox.require[1]: `memory` is none of ",
         ),
-        (
-            "    sandbox:\n      memory: 512MB\n",
-            "ci/plimsoll.yml:5:15: steps[0].sandbox.memory: `512MB` is `MB` is ambiguous",
-        ),
+        ("    sandbox:\n      memory: 512MB\n", "ci/plimsoll.yml:5:15: steps[0].sandbox.memory: `512MB` is ambiguous"),
         (
             "    timeout-minutes: 30s\n",
             "ci/plimsoll.yml:4:22: steps[0].timeout-minutes: `30s` is not a number of minutes",

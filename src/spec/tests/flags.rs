@@ -70,7 +70,7 @@ fn flags_alone_make_a_step() {
 fn a_flag_at_fault_is_named() {
     for (flags, expected) in [
         (Overrides { timeout: some("30"), ..flags() }, "--timeout: `30` is a duration without a unit"),
-        (Overrides { memory: some("512MB"), ..flags() }, "--memory: `512MB` is `MB` is ambiguous"),
+        (Overrides { memory: some("512MB"), ..flags() }, "--memory: `512MB` is ambiguous"),
         (
             Overrides { backend: some("gvizor"), ..flags() },
             "--backend: `gvizor` is none of auto, firecracker, gvisor, wasm (the nearest is `gvisor`)",
