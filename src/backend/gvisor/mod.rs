@@ -185,6 +185,7 @@ impl Gvisor {
             sha256: &self.sha256,
             trusted: &self.plan.trusted,
             group: &self.group,
+            disk_bytes: self.plan.disk_bytes,
         };
         let boundary = observe::find(&known, &self.family)?;
         self.used = observe::used(boundary.snapshot.pid, &self.family);

@@ -56,6 +56,8 @@ pub struct Known<'a> {
     pub trusted: &'a BTreeSet<String>,
     /// The cgroup.
     pub group: &'a Group,
+    /// Bytes that the program may write.
+    pub disk_bytes: u64,
 }
 
 /// The boundary, if the process that holds the channel came from our launcher.
@@ -91,7 +93,9 @@ pub fn before(
     let mut seen = boundary.snapshot.observations(&expected);
     seen.push(boundary.challenge(answered));
     seen.push(Observation::host(executable(known, &boundary.snapshot)));
-    seen.extend(limits(known.group, boundary).into_iter().map(Observation::host));
+    let limits = limits(known.group, boundary);
+    seen.extend(disk_limit(&limits, known.disk_bytes).map(Observation::host));
+    seen.extend(limits.into_iter().map(Observation::host));
     let source = "the sentry started afresh and draws from the host's getrandom; no state was restored".to_owned();
     seen.push(Observation::host(Fact::Entropy { source, fresh: true }));
     for gofer in &gofers {
@@ -106,6 +110,24 @@ pub fn before(
 #[must_use]
 pub fn limits(group: &Group, boundary: &Boundary) -> Vec<Fact> {
     group.facts(&boundary.process)
+}
+
+/// What bounds the program's writes, as far as the host sees it: no mount of the boundary can be written, so every byte
+/// that the program writes is the sentry's memory, and the cgroup that limits the one limits the other. `None` where no
+/// cgroup does, or where it allows more than `disk_bytes`.
+#[must_use]
+pub fn disk_limit(limits: &[Fact], disk_bytes: u64) -> Option<Fact> {
+    limits.iter().find_map(|fact| match fact {
+        Fact::Limit { control: ControlId::MemoryLimit, read: Some(read), place, .. } if *read <= disk_bytes => {
+            Some(Fact::Limit {
+                control: ControlId::DiskLimit,
+                wanted: disk_bytes,
+                read: Some(*read),
+                place: format!("{place}: nothing outside the sentry's memory can be written"),
+            })
+        }
+        _ => None,
+    })
 }
 
 /// What differs from the first observation.
@@ -260,4 +282,23 @@ pub fn survivors(family: &[Member]) -> Vec<String> {
         }
     }
     alive
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_are_bounded_by_memory_only_where_memory_is_and_is_no_larger() {
+        let memory =
+            |read| Fact::Limit { control: ControlId::MemoryLimit, wanted: 512, read, place: "memory.max".to_owned() };
+        assert!(
+            disk_limit(&[memory(Some(512))], 1024)
+                .is_some_and(|f| f.grade() == Some(crate::evidence::Status::Enforced))
+        );
+        assert_eq!(disk_limit(&[memory(Some(512))], 256), None);
+        assert_eq!(disk_limit(&[memory(None)], 1024), None);
+        let none = Fact::Unlimited { control: ControlId::MemoryLimit, reason: "no cgroup".to_owned() };
+        assert_eq!(disk_limit(&[none], 1024), None);
+    }
 }
