@@ -52,9 +52,9 @@ pub fn send(
     }
     let start = Reached { at: globs.iter().map(|g| g.start()).collect(), whole: Vec::new() };
     walk.directory(workspace, "", &globs, &start, 0)?;
-    for index in 0..patterns.len() {
+    for (index, pattern) in patterns.iter().enumerate() {
         if !walk.matched[index] {
-            walk.remark(format!("outputs: nothing matches {:?}", patterns[index]))?;
+            walk.remark(format!("outputs: nothing matches {pattern:?}"))?;
         }
     }
     match walk.unremarked {

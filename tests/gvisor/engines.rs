@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use plimsoll::backend::cgroup;
-use plimsoll::backend::gvisor::{AGENT, observe, sweep};
+use plimsoll::backend::gvisor::family::Family;
+use plimsoll::backend::gvisor::{AGENT, sweep};
 use plimsoll::backend::{Engines, PrepareError};
 use plimsoll::evidence::proc::hash;
 use plimsoll::evidence::{ControlId, Status, Tier};
@@ -194,9 +195,9 @@ fn nothing_outlives_a_killed_runner() {
     let mut lines = BufReader::new(runner.stdout.take().unwrap()).lines();
     let _ = lines.next();
     // The sentry is up when the family has its gofer, sentry and stubs; the guest's own process comes with the dispatch.
-    let mut family = Vec::new();
+    let mut family = Family::default();
     for _ in 0..600 {
-        family = observe::family(runner.id());
+        family = Family::of(runner.id());
         if family.len() >= 9 {
             break;
         }
@@ -207,9 +208,9 @@ fn nothing_outlives_a_killed_runner() {
     runner.wait().unwrap();
     let gone = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(25));
-        observe::survivors(&family).is_empty()
+        family.survivors().is_empty()
     });
-    assert!(gone, "{:?}", observe::survivors(&family));
+    assert!(gone, "{:?}", family.survivors());
     // What is left on disk and in cgroups can be swept.
     let scratch = fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().path().join("scratch");
     let id = fs::read_to_string(scratch.join("gvisor.id")).unwrap();

@@ -110,7 +110,7 @@ fn a_cancelled_step_ends_whole() {
     if skipped() {
         return;
     }
-    let ran = step("sleep 1000").with(|s| s.cancel_after = Some(Duration::from_secs(3))).run();
+    let ran = step("echo begun; setsid sleep 1000 & sleep 1000").with(|s| s.cancel_on_output = true).run();
     assert!(matches!(ran.passage.end, End::Cancelled(_)), "{}", ran.story());
     // Before dispatch, while the engine starts.
     let early = step("sleep 1000").with(|s| s.cancel_after = Some(Duration::from_millis(60))).run();

@@ -229,3 +229,30 @@ open('/dev/shm/x', 'w').write('x')",
     .passed();
     assert_eq!(ran.stdout, "thread\nchild\nloopback\nplimsoll\n");
 }
+
+/// The step of an example, with the example's own files.
+fn example(name: &str, script: &str, outputs: &[&str]) -> Step {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
+    let mut one = step(script).with(|s| s.outputs = outputs.iter().map(|&o| o.to_owned()).collect());
+    for entry in fs::read_dir(directory).unwrap() {
+        let entry = entry.unwrap();
+        one = one.file(&entry.file_name().to_string_lossy(), fs::read(entry.path()).unwrap(), 0o666);
+    }
+    one
+}
+
+#[test]
+fn the_examples_run() {
+    if skipped() {
+        return;
+    }
+    let shell = example("shell", "sort -r words.txt | tee sorted.txt; ! cat /etc/shadow 2>/dev/null", &["sorted.txt"]);
+    let shell = shell.run().passed();
+    assert_eq!(fs::read_to_string(shell.output("sorted.txt")).unwrap(), "mast\nkeel\nhull\ndeck\n");
+    let python = example("python", "python3 run_tests.py", &["report.xml"]).run().passed();
+    assert!(fs::read_to_string(python.output("report.xml")).unwrap().contains("tests=\"3\" failures=\"0\""));
+    if Path::new("/usr/bin/cc").exists() {
+        let compiled = example("compiled", "cc -O2 -Wall -o primes primes.c\n./primes 30", &[]).run().passed();
+        assert_eq!(compiled.stdout.lines().last(), Some("29"));
+    }
+}

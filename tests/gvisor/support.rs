@@ -50,6 +50,8 @@ pub struct Step {
     pub mounts: Vec<(PathBuf, String)>,
     pub working_directory: String,
     pub cancel_after: Option<Duration>,
+    /// Cancels as soon as the program prints something.
+    pub cancel_on_output: bool,
     pub preparation: Option<fn(&Path)>,
 }
 
@@ -89,6 +91,7 @@ pub fn step(script: &str) -> Step {
         mounts: Vec::new(),
         working_directory: ".".to_owned(),
         cancel_after: None,
+        cancel_on_output: false,
         preparation: None,
     }
 }
@@ -164,8 +167,17 @@ impl Step {
             entropy: [0; 32],
         };
         let folder = std::fs::File::open(&outputs).unwrap().into();
-        let mut output = Output::create(&logs, Some(folder), self.bounds.output_bytes, budget, None).unwrap();
+        let (live, mut pieces) = tokio::sync::mpsc::unbounded_channel();
+        let mut output = Output::create(&logs, Some(folder), self.bounds.output_bytes, budget, Some(live)).unwrap();
         let (sender, mut cancel) = watch::channel(None);
+        if self.cancel_on_output {
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                pieces.recv().await;
+                let _ = sender.send(Some(CancelSignal::Interrupt));
+                std::future::pending::<()>().await;
+            });
+        }
         if let Some(after) = self.cancel_after {
             tokio::spawn(async move {
                 tokio::time::sleep(after).await;

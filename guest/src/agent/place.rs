@@ -75,9 +75,10 @@ impl Place {
     }
 
     fn bind(&self, name: &str, at: &str, mode: u32, flags: MountFlags) -> Result<(), PlaceError> {
-        let is_directory = fs::symlink_metadata(at).is_ok_and(|m| m.is_dir());
         // Devices are the agent's own file system, so what is missing there can be made.
-        if !is_directory && !(at.starts_with("/dev/") && fs::create_dir(at).is_ok()) {
+        let there = fs::symlink_metadata(at).is_ok_and(|m| m.is_dir())
+            || (at.starts_with("/dev/") && fs::create_dir(at).is_ok());
+        if !there {
             return Ok(());
         }
         let source = self.directory(name, mode)?;

@@ -65,6 +65,11 @@ pub async fn launch(
         move |e: io::Error| (what, e)
     };
     let (channel, input, output) = Channel::pipes().map_err(failed("make the channel"))?;
+    // Nobody opens the channel again by a name in procfs, the pipes' owner included.
+    for end in [input.as_fd(), output.as_fd()] {
+        rustix::fs::fchmod(end, rustix::fs::Mode::empty())
+            .map_err(|e| failed("close the channel to others")(e.into()))?;
+    }
     let (ours, theirs) = StdUnixStream::pair().map_err(failed("make the launcher's socket"))?;
     let file = executable().map_err(failed("open the runner's own executable"))?;
     let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));

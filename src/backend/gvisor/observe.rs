@@ -3,7 +3,7 @@
 //! The sentry is found by the channel, as everywhere. What is particular to gVisor: the processes below the launcher (the
 //! gofer among them), descriptors that the sentry holds into the gofer's read-only mounts, and limits by cgroup.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
@@ -11,24 +11,11 @@ use crate::backend::cgroup::Group;
 use crate::evidence::fact::{EngineKind, Identity};
 use crate::evidence::identity::identify;
 use crate::evidence::observe::{Boundary, Expectation, Snapshot};
-use crate::evidence::proc::{FileId, ProcDir, all_pids};
+use crate::evidence::proc::ProcDir;
 use crate::evidence::{ControlId, Fact, Observation};
 
+use super::family::Family;
 use super::runsc::Runsc;
-
-/// Unit of times in `/proc/<pid>/stat`: `USER_HZ`, the same on every architecture that we build for.
-const TICKS_PER_SECOND: u64 = 100;
-
-/// A process of the boundary, remembered so that it can be missed later.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// Pid as the runner sees it.
-    pub pid: u32,
-    /// Start time, clock ticks since boot.
-    pub start: u64,
-    /// Its pid namespace.
-    pub namespace: Option<FileId>,
-}
 
 /// What the first observation saw, for the second.
 #[derive(Debug)]
@@ -64,9 +51,9 @@ pub struct Known<'a> {
 ///
 /// # Errors
 /// If nobody, or somebody else, holds the channel.
-pub fn find(known: &Known<'_>, family: &[Member]) -> io::Result<Boundary> {
+pub fn find(known: &Known<'_>, family: &Family) -> io::Result<Boundary> {
     let boundary = Boundary::find(known.channel)?;
-    if !family.iter().any(|m| m.pid == boundary.snapshot.pid && m.start == boundary.snapshot.start_time) {
+    if !family.holds(boundary.snapshot.pid, boundary.snapshot.start_time) {
         return Err(io::Error::other(format!(
             "pid {} holds the channel, but the launcher did not start it",
             boundary.snapshot.pid
@@ -77,12 +64,7 @@ pub fn find(known: &Known<'_>, family: &[Member]) -> io::Result<Boundary> {
 
 /// Everything about the boundary before dispatch.
 #[must_use]
-pub fn before(
-    known: &Known<'_>,
-    boundary: &Boundary,
-    family: &[Member],
-    answered: Option<Duration>,
-) -> Vec<Observation> {
+pub fn before(known: &Known<'_>, boundary: &Boundary, family: &Family, answered: Option<Duration>) -> Vec<Observation> {
     let gofers = gofers(boundary, family);
     let expected = Expectation {
         planned_mounts: known.planned.clone(),
@@ -176,40 +158,14 @@ fn executable(known: &Known<'_>, sentry: &Snapshot) -> Fact {
     }
 }
 
-/// Every live process below `launcher`, itself included.
-#[must_use]
-pub fn family(launcher: u32) -> Vec<Member> {
-    let mut parents: BTreeMap<u32, Vec<Member>> = BTreeMap::new();
-    let mut members = Vec::new();
-    for pid in all_pids().unwrap_or_default() {
-        let Ok(process) = ProcDir::open(pid) else { continue };
-        let Ok((start, parent)) = process.start_and_parent() else { continue };
-        let member = Member { pid, start, namespace: None };
-        if pid == launcher {
-            members.push(member);
-        } else {
-            parents.entry(parent).or_default().push(member);
-        }
-    }
-    let mut next = 0;
-    while let Some(pid) = members.get(next).map(|m| m.pid) {
-        members.extend(parents.remove(&pid).unwrap_or_default());
-        next += 1;
-    }
-    for member in &mut members {
-        member.namespace = ProcDir::open(member.pid).and_then(|p| p.file_id("ns/pid")).ok();
-    }
-    members
-}
-
 /// Processes of the engine's executable that are neither the sentry nor below it: they hold the file system for it.
-fn gofers(boundary: &Boundary, family: &[Member]) -> Vec<ProcDir> {
+fn gofers(boundary: &Boundary, family: &Family) -> Vec<ProcDir> {
     let Ok(sentry) = boundary.process.file_id("exe") else { return Vec::new() };
-    let below: BTreeSet<u32> = self::family(boundary.snapshot.pid).into_iter().map(|m| m.pid).collect();
+    let below: BTreeSet<u32> = Family::of(boundary.snapshot.pid).pids().collect();
     family
-        .iter()
-        .filter(|m| !below.contains(&m.pid))
-        .filter_map(|m| ProcDir::open(m.pid).ok())
+        .pids()
+        .filter(|pid| !below.contains(pid))
+        .filter_map(|pid| ProcDir::open(pid).ok())
         .filter(|p| p.file_id("exe").is_ok_and(|id| id == sentry))
         .collect()
 }
@@ -224,64 +180,6 @@ fn describe_gofer(gofer: &ProcDir) -> Option<String> {
         status.get("NoNewPrivs").unwrap_or("unknown"),
         status.get("Seccomp").unwrap_or("unknown"),
     ))
-}
-
-/// What processes have used, where no cgroup counts it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Used {
-    /// CPU time, children that ended included, milliseconds.
-    pub cpu_ms: u64,
-    /// Largest resident sets: the sentry's, plus the largest of its stubs, which holds the guest's pages. Bytes.
-    pub peak_memory_bytes: u64,
-    /// Resident now, in the same sense. Bytes.
-    pub memory_bytes: u64,
-}
-
-/// Reads what the boundary's processes have used so far.
-#[must_use]
-pub fn used(sentry: u32, family: &[Member]) -> Used {
-    let mut used = Used::default();
-    let (mut stub_peak, mut stub_now) = (0, 0);
-    for member in family {
-        let Ok(process) = ProcDir::open(member.pid) else { continue };
-        let (Ok(stat), Ok(status)) = (process.text("stat"), process.status()) else { continue };
-        let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
-        // utime, stime, cutime, cstime: fields 14 to 17 (proc_pid_stat(5)); the first two after the name are 3 and 4.
-        let ticks: u64 = (11..15).filter_map(|n| fields.get(n)).filter_map(|f| f.parse::<u64>().ok()).sum();
-        used.cpu_ms += ticks * 1000 / TICKS_PER_SECOND;
-        let kib = |key: &str| {
-            status.get(key).and_then(|v| v.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
-        };
-        let (peak, now) = (kib("VmHWM") * 1024, kib("VmRSS") * 1024);
-        if member.pid == sentry {
-            used.peak_memory_bytes += peak;
-            used.memory_bytes += now;
-        } else {
-            stub_peak = stub_peak.max(peak);
-            stub_now = stub_now.max(now);
-        }
-    }
-    used.peak_memory_bytes += stub_peak;
-    used.memory_bytes += stub_now;
-    used
-}
-
-/// Processes of the boundary that still live: those remembered, and whoever shares a pid namespace that was theirs.
-#[must_use]
-pub fn survivors(family: &[Member]) -> Vec<String> {
-    let own = ProcDir::own().and_then(|p| p.file_id("ns/pid")).ok();
-    let namespaces: BTreeSet<FileId> = family.iter().filter_map(|m| m.namespace).filter(|n| Some(*n) != own).collect();
-    let mut alive = Vec::new();
-    for pid in all_pids().unwrap_or_default() {
-        let Ok(process) = ProcDir::open(pid) else { continue };
-        let Ok((start, _)) = process.start_and_parent() else { continue };
-        let remembered = family.iter().any(|m| m.pid == pid && m.start == start);
-        let inside = process.file_id("ns/pid").is_ok_and(|n| namespaces.contains(&n));
-        if remembered || inside {
-            alive.push(format!("process {pid}"));
-        }
-    }
-    alive
 }
 
 #[cfg(test)]
