@@ -27,12 +27,20 @@ pub struct Release {
 
 /// Releases whose digests were taken from their makers. Add a row with its source; never one that was only computed
 /// from a file at hand.
-pub const RELEASES: &[Release] = &[Release {
-    engine: EngineKind::Runsc,
-    sha256: "a6756a39353dfac7aeab4d3f9205341e4a714600991c7928d747b93d50f9cfaf",
-    version: "0.0~20240729.0",
-    source: "/usr/bin/runsc of the Debian package runsc 0.0~20240729.0-4~bpo12+2, amd64, bookworm-backports",
-}];
+pub const RELEASES: &[Release] = &[
+    Release {
+        engine: EngineKind::Runsc,
+        sha256: "a6756a39353dfac7aeab4d3f9205341e4a714600991c7928d747b93d50f9cfaf",
+        version: "0.0~20240729.0",
+        source: "/usr/bin/runsc of the Debian package runsc 0.0~20240729.0-4~bpo12+2, amd64, bookworm-backports",
+    },
+    Release {
+        engine: EngineKind::Runsc,
+        sha256: "de98831af671d537a66cd36b4ae1d797e03f9d265375162ab2221a9a33c2592c",
+        version: "0.0~20221219.0",
+        source: "/usr/bin/runsc of the Debian package runsc 0.0~20221219.0-2+b3, amd64, bookworm",
+    },
+];
 
 /// Identifies the executable with this digest, which was started from `path`.
 #[must_use]

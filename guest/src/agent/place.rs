@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
-use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
+use rustix::mount::{MountFlags, mount, mount_bind};
 
 /// Where the artifact appears.
 pub const WORKSPACE: &str = "/workspace";
@@ -61,7 +61,7 @@ impl Place {
             ("run", "/run", 0o755),
             ("shm", "/dev/shm", 0o1777),
         ] {
-            place.bind(name, at, mode, flags)?;
+            place.bind(name, at, mode)?;
         }
         Ok(place)
     }
@@ -74,7 +74,7 @@ impl Place {
         Ok(path)
     }
 
-    fn bind(&self, name: &str, at: &str, mode: u32, flags: MountFlags) -> Result<(), PlaceError> {
+    fn bind(&self, name: &str, at: &str, mode: u32) -> Result<(), PlaceError> {
         // Devices are the agent's own file system, so what is missing there can be made.
         let there = fs::symlink_metadata(at).is_ok_and(|m| m.is_dir())
             || (at.starts_with("/dev/") && fs::create_dir(at).is_ok());
@@ -82,8 +82,8 @@ impl Place {
             return Ok(());
         }
         let source = self.directory(name, mode)?;
-        mount_bind(&source, at).map_err(failed(format!("mount {at}")))?;
-        mount_remount(at, MountFlags::BIND | flags, c"").map_err(failed(format!("restrict {at}")))
+        // A bind keeps what its source's mount forbids, so there is nothing to restrict again.
+        mount_bind(&source, at).map_err(failed(format!("mount {at}")))
     }
 
     fn workspace(&self, lower: &Path, flags: MountFlags) -> Result<(), PlaceError> {

@@ -7,6 +7,7 @@ use std::io;
 
 use super::launcher::Stage;
 use super::runsc;
+use crate::backend::jail::{Blocker, userns_probe};
 use crate::backend::{BackendKind, PrepareError};
 
 /// What is tried, and what the last failure taught.
@@ -68,11 +69,9 @@ impl Attempt {
                 self.pid_namespace = false;
                 return Ok(());
             }
-            Stage::Namespaces if denied => {
-                return Err(unavailable(format!("namespaces cannot be made: {what}"), NAMESPACES));
-            }
-            Stage::Skeleton if denied && self.user_namespace => {
-                return Err(unavailable(format!("a user namespace does not let its owner mount: {what}"), NAMESPACES));
+            Stage::Namespaces | Stage::Skeleton if denied => {
+                let (blocker, help) = self.blocker(what);
+                return Err(unavailable(blocker, &help));
             }
             Stage::Engine => {}
             Stage::Namespaces | Stage::Procfs | Stage::Skeleton => {
@@ -94,13 +93,25 @@ impl Attempt {
             return Ok(());
         }
         let why = if said.is_empty() { what.to_owned() } else { format!("{what}: {said}") };
-        Err(unavailable(format!("runsc could not start a container on platform {}: {why}", self.platform), PLATFORM))
+        let help = if self.user_namespace && why.contains("operation not permitted") { PLAIN_USER } else { PLATFORM };
+        Err(unavailable(format!("runsc could not start a container on platform {}: {why}", self.platform), help))
+    }
+
+    /// What stands in the way of namespaces and mounts on this host, and what to do. A plain user's jail meets the same
+    /// obstacles, and knows them by name.
+    fn blocker(&self, what: &str) -> (String, String) {
+        match userns_probe(crate::backend::wasm::ENTRY) {
+            Err(Blocker { what, help }) if self.user_namespace => (what, help),
+            _ => (format!("the kernel does not allow it here: {what}"), NAMESPACES.to_owned()),
+        }
     }
 }
 
-/// What to do where namespaces are refused.
-const NAMESPACES: &str = "run `plimsoll doctor`; on Ubuntu `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, \
-                          in a container allow `unshare` and `mount` (or give it CAP_SYS_ADMIN)";
+/// What to do where namespaces are refused for a reason that has no name.
+const NAMESPACES: &str = "run plimsoll outside of the container, or give that CAP_SYS_ADMIN and a seccomp profile that allows \
+                          unshare and mount";
+/// What to do where an older release wants more than a plain user has.
+const PLAIN_USER: &str = "a plain user needs a runsc of June 2023 or later; or run plimsoll as root";
 /// What to do where the engine itself fails.
 const PLATFORM: &str = "try another platform (ptrace, or kvm where /dev/kvm works), or another release of runsc";
 
@@ -147,8 +158,14 @@ mod tests {
         else {
             panic!("not refused")
         };
-        assert!(help.contains("apparmor_restrict_unprivileged_userns"));
+        assert!(help.contains("CAP_SYS_ADMIN"));
         one.learn(Stage::Procfs, "mount procfs", Some(libc::EPERM), "").unwrap();
         assert!(!one.pid_namespace);
+    }
+
+    #[test]
+    fn a_full_disk_is_no_property_of_the_host() {
+        let error = attempt(None).learn(Stage::Skeleton, "write the agent", Some(libc::EIO), "").unwrap_err();
+        assert!(matches!(error, PrepareError::Io { .. }));
     }
 }
