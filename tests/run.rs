@@ -21,8 +21,10 @@ impl Place {
         for name in ["pass.wat", "fail.wat", "hostile.wat"] {
             fs::copy(fixture("forge/project").join(name), place.path(name)).unwrap();
         }
-        let forever = "(module (memory (export \"memory\") 1) (func (export \"_start\") (loop (br 0))))";
-        place.write("forever.wat", forever);
+        // The same as the one that passes, and then a loop.
+        let pass = fs::read_to_string(place.path("pass.wat")).unwrap();
+        let end = pass.trim_end().strip_suffix("))").unwrap();
+        place.write("forever.wat", &format!("{end}\n    (loop (br 0))))\n"));
         place
     }
 
@@ -243,7 +245,7 @@ fn signals_end_a_run_cleanly() {
     for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 143)] {
         let place = Place::new();
         let mut running = place.run(&["run", "--run", "forever.wat", "--timeout", "60s"]).start();
-        running.wait_for_text("running");
+        running.wait_for_text("│ hello from inside");
         running.signal(signal);
         reported(&place, running.wait(), "cancelled", code);
         assert_eq!(place.report()["steps"][0]["dispatched"], "yes");
@@ -257,7 +259,7 @@ fn a_second_signal_makes_no_mess() {
     }
     let place = Place::new();
     let mut running = place.run(&["run", "--run", "forever.wat", "--timeout", "60s"]).start();
-    running.wait_for_text("running");
+    running.wait_for_text("│ hello from inside");
     running.signal("INT");
     // It may be over by now; the signal then meets nobody.
     let _ = std::process::Command::new("kill").args(["-INT", &running.pid().to_string()]).output();
