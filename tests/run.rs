@@ -120,11 +120,14 @@ fn a_broken_step_file_is_named_by_line_and_leaves_no_old_report() {
     place.run(&["run", "--run", "pass.wat"]).run().exits(0);
     place.write("plimsoll.yml", "version: 1\nsteps:\n  - run: pass.wat\n    sandbx: {}\n");
     let ran = place.run(&["run"]).run().exits(2);
-    let expected = "error: plimsoll.yml:4";
-    assert!(ran.stderr.contains(expected) || ran.stderr.contains("plimsoll.yml:4"), "{}", ran.all());
+    assert!(ran.stderr.contains("plimsoll.yml:4"), "{}", ran.all());
     assert!(ran.stderr.contains("sandbox") && ran.stderr.contains("help: "), "{}", ran.all());
-    let standing = fs::read(place.path("plimsoll-report/report.json")).map(|bytes| String::from_utf8(bytes).unwrap());
-    assert!(!standing.unwrap_or_default().contains("\"passed\""), "the old report must not stand");
+    // The old report does not stand; the new one tells the fault, and does not look like a success anywhere.
+    let report = place.report();
+    assert_eq!((report["verdict"].as_str(), report["exit_code"].as_i64()), (Some("error"), Some(2)), "{report:#}");
+    assert_eq!(report["steps"][0]["refusal"]["stage"], "spec");
+    assert!(fs::read_to_string(place.path("plimsoll-report/junit.xml")).unwrap().contains("<error"));
+    place.run(&["verify", "plimsoll-report"]).run().exits(0);
     let github = place.run(&["run"]).env("GITHUB_ACTIONS", "true").run().exits(2);
     assert!(github.stdout.contains("\n::error title=plimsoll,file=plimsoll.yml,line=4::"), "{}", github.all());
 }
