@@ -62,6 +62,18 @@ impl Failure {
         self
     }
 
+    /// The message and its causes, in one line.
+    #[must_use]
+    pub fn message(&self) -> String {
+        self.messages.join(": ")
+    }
+
+    /// What to do.
+    #[must_use]
+    pub fn help(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+
     /// The lines for people.
     #[must_use]
     pub fn lines(&self, target: LogTarget) -> Vec<String> {
@@ -77,7 +89,7 @@ impl Failure {
     #[must_use]
     pub fn annotation(&self, workspace: Option<&Path>) -> String {
         annotation(
-            &self.messages.join(": "),
+            &self.message(),
             self.help.as_deref(),
             self.place.as_ref().map(|(f, l)| (f.as_path(), *l)),
             workspace,

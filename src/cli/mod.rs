@@ -25,6 +25,7 @@ pub mod session;
 pub mod shell;
 pub mod signals;
 pub mod trial;
+pub mod unread;
 pub mod verify;
 
 use failure::Failure;

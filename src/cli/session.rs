@@ -16,7 +16,7 @@ use super::failure::{self, Failure};
 use super::output::github::{self, Outputs};
 use super::output::live::{Live, Mode, Shape};
 use super::output::{self, Log, Style, result};
-use super::{CommonArgs, LogFormat, signals};
+use super::{CommonArgs, LogFormat, signals, unread};
 use crate::backend::Engines;
 use crate::backend::channel::Cancel;
 use crate::env::{Env, Var};
@@ -101,7 +101,10 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
     let logs = report_dir.staging().join("steps");
     fs::create_dir(&logs).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
 
-    let steps = (request.steps)(&Surroundings { home: env.path(Var::Home) })?;
+    let (steps, unread) = match (request.steps)(&Surroundings { home: env.path(Var::Home) }) {
+        Ok(steps) => (steps, None),
+        Err(failure) => (Vec::new(), Some(failure)),
+    };
     let context = forge::Context::detect(env);
     for remark in context.iter().flat_map(|c| &c.remarks) {
         tracing::warn!("{remark}");
@@ -126,14 +129,26 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
         runner: context.as_ref().and_then(|c| c.runner.clone()),
     };
 
-    let report = shown(job, request, shape, cancel).await?;
+    let mut report = shown(job, request, shape, cancel).await?;
+    if let Some(failure) = &unread {
+        unread::tell(&mut report, failure);
+    }
     report_dir.commit(&report).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
     outputs_dir.commit().map_err(|e| {
         Failure::new(Exit::Internal, format!("failed to put {} in place: {e}", results.outputs_dir.display()))
     })?;
     publish(&report, request);
-    print(&report, request);
-    Ok(report.exit_code)
+    match unread {
+        // Printed as the error that it is.
+        Some(failure) => {
+            failure.print(env);
+            Ok(failure.exit)
+        }
+        None => {
+            print(&report, request);
+            Ok(report.exit_code)
+        }
+    }
 }
 
 /// Runs the job and shows it meanwhile.
