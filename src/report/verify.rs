@@ -194,10 +194,13 @@ impl Check {
     /// The run as a whole follows from its steps.
     fn run(&mut self, report: &ReportV1) {
         let nothing = report.steps.iter().all(|s| s.verdict == Verdict::Skipped);
-        let expected =
-            if report.exit_code == Exit::Passed && nothing { Verdict::Skipped } else { Verdict::of(report.exit_code) };
-        self.require(report.verdict == expected, "verdict", || {
+        let skipped = report.exit_code == Exit::Passed && nothing && report.verdict == Verdict::Skipped;
+        let expected = Verdict::of(report.exit_code);
+        self.require(report.verdict == expected || skipped, "verdict", || {
             format!("is {}, but exit code {} means {expected}", report.verdict, report.exit_code.code())
+        });
+        self.require(report.verdict != Verdict::Passed || !report.steps.is_empty(), "verdict", || {
+            "is passed, but there are no steps".to_owned()
         });
         let of_step = |s: &StepV1| if s.forgiven { Exit::Passed } else { s.exit_code };
         let of_steps = Exit::of_many(report.steps.iter().map(of_step));

@@ -55,7 +55,7 @@ static OUTPUTS: Kind = Kind {
 pub(super) fn is_step_directory(name: &OsStr) -> bool {
     let bytes = name.as_bytes();
     let digits = bytes.iter().take_while(|b| b.is_ascii_digit()).count();
-    digits >= 2 && digits <= 10 && bytes.get(digits) == Some(&b'-') && !bytes[digits + 1..].contains(&b'/')
+    (2..=10).contains(&digits) && bytes.get(digits) == Some(&b'-') && !bytes[digits + 1..].contains(&b'/')
 }
 
 /// Why a report could not be written.

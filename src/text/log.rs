@@ -79,14 +79,15 @@ impl LogFilter {
     }
 
     fn split(&mut self, lines: &mut Vec<String>) {
-        while let Some(end) = self.line.find('\n') {
-            let rest = self.line.split_off(end + 1);
-            let mut line = std::mem::replace(&mut self.line, rest);
-            line.pop();
+        let text = std::mem::take(&mut self.line);
+        let mut rest = text.as_str();
+        while let Some((line, after)) = rest.split_once('\n') {
+            let mut line = line.to_owned();
             self.parts(&mut line, lines);
             lines.push(neutralise(line, self.target));
+            rest = after;
         }
-        let mut rest = std::mem::take(&mut self.line);
+        let mut rest = rest.to_owned();
         self.parts(&mut rest, lines);
         self.line = rest;
     }

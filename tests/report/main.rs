@@ -1,5 +1,7 @@
 //! The report, from the model to the directory on disk, and back through `verify`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
+
 mod directory;
 mod json;
 mod render;

@@ -176,6 +176,10 @@ fn verdicts_follow_from_what_happened() {
     assert!(text.contains("network is not marked as required"), "{text}");
     let text = faults(samples::passed(), |v| v["verdict"] = "failed".into());
     assert!(text.contains("exit code 0 means passed"), "{text}");
+    let text = faults(samples::mixed(), |v| v["steps"].as_array_mut().unwrap().swap(0, 1));
+    assert!(text.contains("is 1, after 2"), "{text}");
+    let text = faults(samples::cancelled(), |v| (v["verdict"], v["exit_code"]) = ("passed".into(), 0.into()));
+    assert!(text.contains("there are no steps"), "{text}");
     let text = faults(samples::cancelled(), |v| v["verdict"] = "passed".into());
     assert!(!text.is_empty());
 }

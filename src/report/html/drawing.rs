@@ -44,7 +44,7 @@ pub(super) fn ship(floor: Tier, tier: Option<Tier>) -> Markup {
         None => format!("A ship's hull in dry dock, its load line at {floor}: no boundary was observed."),
     };
     html! {
-        svg viewBox="0 0 480 262" role="img" aria-label=(label) {
+        svg viewBox="0 0 500 262" role="img" aria-label=(label) {
             // The untrusted cargo, deckhouse, funnel and masts.
             @for (column, row, class) in CARGO {
                 rect class=(class) x=(192 + 37 * column) y=(74 - 18 * row) width="35" height="17" rx="2" {}
@@ -59,15 +59,15 @@ pub(super) fn ship(floor: Tier, tier: Option<Tier>) -> Markup {
             path class="boot" d="M49.5 200H390L382 214Q376 226 360 226H76Q60 226 54 212z" {}
             @match water {
                 Some(y) => {
-                    path class="water" d=(format!("M0 {y}c20-5 30 5 50 0s30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0V262H0z")) {}
-                    path class="water-front" d=(format!("M0 {0}c26 6 40-6 66 0s40 6 66 0 40-6 66 0 40 6 66 0 40-6 66 0 40 6 66 0 40-6 74 0 8 1 10 0V262H0z", (y + 34).min(230))) {}
-                    path class="surface" d=(format!("M0 {y}c20-5 30 5 50 0s30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0 30-5 50 0 30 5 50 0")) {}
-                    text class="scale-text" x="472" y=(y - 10) text-anchor="end" { "proven" }
+                    path class="water" d=(format!("{}V262H0z", wave(y, 50, 5))) {}
+                    path class="water-front" d=(format!("{}V262H0z", wave((y + 34).min(230), 100, 7))) {}
+                    path class="surface" d=(wave(y, 50, 5)) {}
+                    text class="scale-text" x="492" y=(y - 10) text-anchor="end" { "proven" }
                 }
                 None => {
                     path class="hull" d="M96 226h20v22h-20zM206 226h20v22h-20zM316 226h20v22h-20z" opacity=".55" {}
-                    path class="hull" d="M0 248h480v14H0z" opacity=".3" {}
-                    text class="scale-text" x="472" y="240" text-anchor="end" { "dry dock" }
+                    path class="hull" d="M0 248h500v14H0z" opacity=".3" {}
+                    text class="scale-text" x="492" y="240" text-anchor="end" { "dry dock" }
                 }
             }
             // The paint, over the water, or what lies below could not be read: the scale of tiers, and the load line at the floor.
@@ -81,6 +81,15 @@ pub(super) fn ship(floor: Tier, tier: Option<Tier>) -> Markup {
             text class="painted-text" x="120" y=(mark + 4) text-anchor="end" { "floor" }
         }
     }
+}
+
+/// A line of waves across the drawing, at a height, of a length and height.
+fn wave(y: i32, length: i32, height: i32) -> String {
+    let mut path = format!("M0 {y}");
+    for _ in 0..500 / length {
+        path.push_str(&format!("c{} -{height} {} {height} {length} 0", length * 2 / 5, length * 3 / 5));
+    }
+    path
 }
 
 /// The same scale without a ship, for one step of several.
