@@ -18,9 +18,8 @@ use crate::evidence::proc::hash;
 /// How long `runsc --version` may take.
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 /// What to do without gVisor.
-const INSTALL: &str = "install gVisor (Debian, Ubuntu: `apt-get install runsc`; on Debian 12 from bookworm-backports; else \
-                       https://gvisor.dev/docs/user_guide/install/), or name it with --runsc or PLIMSOLL_RUNSC"; else https://gvisor.dev/docs/user_guide/install/), \
-                       or name it with --runsc or PLIMSOLL_RUNSC";
+const INSTALL: &str = "install gVisor (Debian, Ubuntu: `apt-get install runsc`, on Debian 12 from bookworm-backports; \
+                       elsewhere https://gvisor.dev/docs/user_guide/install/), or name it with --runsc or PLIMSOLL_RUNSC";
 
 /// An opened `runsc`.
 #[derive(Debug)]
