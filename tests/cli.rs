@@ -71,8 +71,9 @@ fn completions_name_the_commands() {
 #[test]
 fn a_usage_error_in_a_github_job_is_an_annotation() {
     let ran = plimsoll(["schema", "x\n::stop-commands::y"]).env("GITHUB_ACTIONS", "true").run().exits(2);
-    let commands: Vec<_> = ran.stdout.lines().filter(|l| l.trim_start().starts_with("::")).collect();
-    assert_eq!(commands.len(), 1, "{}", ran.stdout);
+    let both = ran.stdout.clone() + &ran.stderr;
+    let commands: Vec<_> = both.lines().filter(|l| l.trim_start().starts_with("::")).collect();
+    assert_eq!(commands.len(), 1, "an argument must not become a command: {both}");
     assert!(commands[0].starts_with("::error title=plimsoll::invalid value"), "{}", commands[0]);
 }
 

@@ -240,19 +240,73 @@ fn github_gets_outputs_and_an_annotation_for_what_failed_or_never_began() {
     place.run(&refused).run().exits(11).says("GITHUB_OUTPUT is not set");
 }
 
+/// A run whose code says that it runs, and then goes on for a minute.
+fn endless(place: &Place, name: &str) -> Run {
+    let code = match name {
+        "wasm" => "forever.wat",
+        _ => "echo hello from inside; sleep 60",
+    };
+    place.run(&["run", "--backend", name, "--run", code, "--timeout", "60s"])
+}
+
 #[test]
 fn signals_end_a_run_cleanly() {
+    for name in ["wasm", "gvisor"] {
+        if !backend(name) {
+            continue;
+        }
+        for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 143)] {
+            let place = Place::new();
+            let mut running = endless(&place, name).start();
+            running.wait_for_text("│ hello from inside");
+            running.signal(signal);
+            reported(&place, running.wait(), "cancelled", code);
+            assert_eq!(place.report()["steps"][0]["dispatched"], "yes");
+        }
+    }
+}
+
+/// Processes below a process.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for child in children.split_whitespace().map(|c| c.parse().unwrap()) {
+            found.push(child);
+            found.extend(descendants(child));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_killed_runner_leaves_no_worker_and_the_next_start_is_clean() {
     if !backend("wasm") {
         return;
     }
-    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 143)] {
-        let place = Place::new();
-        let mut running = place.run(&["run", "--run", "forever.wat", "--timeout", "60s"]).start();
-        running.wait_for_text("│ hello from inside");
-        running.signal(signal);
-        reported(&place, running.wait(), "cancelled", code);
-        assert_eq!(place.report()["steps"][0]["dispatched"], "yes");
+    let place = Place::new();
+    let mut running = endless(&place, "wasm").start();
+    running.wait_for_text("│ hello from inside");
+    let below = descendants(running.pid());
+    assert!(!below.is_empty(), "there is a worker");
+    running.signal("KILL");
+    running.wait();
+    // A zombie that init has not reaped yet runs nothing.
+    let lives = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+    };
+    let mut looks = 0;
+    while below.iter().any(lives) {
+        looks += 1;
+        assert!(looks < 1000, "still there: {below:?}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
     }
+    place.run(&["clean"]).run().exits(0);
+    // Not only the old report but its unfinished successor is gone after the next run.
+    reported(&place, place.run(&["run", "--run", "pass.wat"]).run(), "passed", 0);
+    let names: Vec<_> = fs::read_dir(place.0.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|n| n.to_string_lossy().starts_with(".plimsoll")), "{names:?}");
 }
 
 #[test]
@@ -261,7 +315,7 @@ fn a_second_signal_makes_no_mess() {
         return;
     }
     let place = Place::new();
-    let mut running = place.run(&["run", "--run", "forever.wat", "--timeout", "60s"]).start();
+    let mut running = endless(&place, "wasm").start();
     running.wait_for_text("│ hello from inside");
     running.signal("INT");
     // It may be over by now; the signal then meets nobody.

@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::env::Env;
 use crate::exit::Exit;
+use crate::text::{LogTarget, Untrusted};
 
 pub mod args;
 pub mod check;
@@ -164,15 +165,24 @@ pub fn command() -> clap::Command {
 
 /// Help and the version go to standard output; anything else is a usage error.
 fn not_understood(env: &Env, error: &clap::Error, arguments: &[OsString]) -> Exit {
-    // A reader that went away is no fault.
-    let _ = error.print();
+    let target = output::log_target(env);
+    if !error.use_stderr() || target == LogTarget::Plain {
+        // A reader that went away is no fault.
+        let _ = error.print();
+    } else {
+        // The message repeats arguments, and a forge obeys lines of its log.
+        let message = error.to_string();
+        let mut log = output::Log::for_target(target);
+        for line in message.lines() {
+            log.line(&Untrusted::new(line).for_log_line(target, 4096));
+        }
+        if target == LogTarget::GitHub {
+            let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            log.line(&failure::annotation(first, None, None, None));
+        }
+    }
     if !error.use_stderr() {
         return Exit::Passed;
-    }
-    if output::log_target(env) == crate::text::LogTarget::GitHub {
-        let message = error.to_string();
-        let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        output::Log::data().line(&failure::annotation(first, None, None, None));
     }
     if arguments.iter().any(|a| a == "--github-output") {
         // The flags that name the directories were not understood either.

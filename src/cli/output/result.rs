@@ -210,7 +210,8 @@ impl Page<'_> {
                 1 => "1 file".to_owned(),
                 n => format!("{n} files"),
             };
-            self.field("outputs", &format!("{count}, {} in {} (untrusted)", bytes(sum), place.display()));
+            let place = self.shown(&place.to_string_lossy(), MAX_TEXT);
+            self.field("outputs", &format!("{count}, {} in {place} (untrusted)", bytes(sum)));
         }
     }
 
@@ -235,6 +236,7 @@ impl Page<'_> {
     fn run(&mut self, report: &Report) {
         let style = self.options.style;
         let place = self.options.report_dir.join("report.html");
+        let place = self.shown(&place.to_string_lossy(), MAX_REASON);
         let verdict = style.verdict(report.verdict, report.verdict.name());
         let counts = match report.steps.len() {
             0 => ", no steps".to_owned(),
@@ -245,7 +247,7 @@ impl Page<'_> {
             }
         };
         let code = report.exit_code.code();
-        self.line(&format!("{verdict}{counts}, exit code {code}; report: {}", place.display()));
+        self.line(&format!("{verdict}{counts}, exit code {code}; report: {place}"));
         if report.policy.effect == "unverified" && !self.options.quiet {
             self.line(&style.warn(
                 "the operator's policy is unverified: this process lives in a user namespace, where its owner can't be told",
