@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::panic, reason = "a benchmark")]
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -146,14 +146,37 @@ impl Corpus {
     }
 
     fn write_zip(&self, path: &Path) {
-        let mut zip = zip::ZipWriter::new(BufWriter::new(File::create(path).unwrap()));
-        // The `zip` crate would take zopfli for the high levels; 6 is what other tools use.
-        let options = zip::write::SimpleFileOptions::default().compression_level(Some(6));
+        let mut out = BufWriter::new(File::create(path).unwrap());
+        let (mut central, mut offset) = (Vec::new(), 0_u32);
         for (name, content) in self.members() {
-            zip.start_file(name, options).unwrap();
-            io::copy(&mut &content[..], &mut zip).unwrap();
+            let mut deflate = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::new(6));
+            deflate.write_all(&content).unwrap();
+            let packed = deflate.finish().unwrap();
+            let mut crc = flate2::Crc::new();
+            crc.update(&content);
+            // Version 2.0, deflate, 1980-01-01; then checksum, sizes, and the lengths of name and extra field.
+            let mut common = vec![20, 0, 0, 0, 8, 0, 0, 0, 0x21, 0];
+            for value in [crc.sum(), packed.len() as u32, content.len() as u32, name.len() as u32] {
+                common.extend_from_slice(&value.to_le_bytes());
+            }
+            let local = [&b"PK\x03\x04"[..], &common, name.as_bytes(), &packed].concat();
+            let attributes = [&[0; 6][..], &(0o100_644_u32 << 16).to_le_bytes(), &offset.to_le_bytes()].concat();
+            central.extend([&b"PK\x01\x02\x14\x03"[..], &common, &attributes, name.as_bytes()].concat());
+            out.write_all(&local).unwrap();
+            offset += local.len() as u32;
         }
-        zip.finish().unwrap().flush().unwrap();
+        let count = (self.files as u16).to_le_bytes();
+        let end = [
+            &b"PK\x05\x06\0\0\0\0"[..],
+            &count,
+            &count,
+            &(central.len() as u32).to_le_bytes(),
+            &offset.to_le_bytes(),
+            &[0, 0],
+        ];
+        out.write_all(&central).unwrap();
+        out.write_all(&end.concat()).unwrap();
+        out.flush().unwrap();
     }
 }
 

@@ -221,6 +221,8 @@ pub struct Entry {
     pub made_by: u8,
     pub extra: Vec<u8>,
     pub local_extra: Vec<u8>,
+    /// The local header's sizes are all ones, which sends readers to its zip64 field.
+    pub local_sentinel: bool,
     /// What follows the data.
     pub descriptor: Vec<u8>,
     /// Where the central directory says that it begins, if it lies.
@@ -247,6 +249,7 @@ impl Entry {
             made_by: 3,
             extra: Vec::new(),
             local_extra: Vec::new(),
+            local_sentinel: false,
             descriptor: Vec::new(),
             offset: None,
         }
@@ -285,7 +288,8 @@ pub fn zip_at(base: u32, entries: &[Entry]) -> Vec<u8> {
         for value in [20, entry.local_flags, entry.local_method, 0, 0x21] {
             out.extend_from_slice(&value.to_le_bytes());
         }
-        for value in [entry.crc, stored, entry.local_size] {
+        let sizes = if entry.local_sentinel { [u32::MAX; 2] } else { [stored, entry.local_size] };
+        for value in [entry.crc, sizes[0], sizes[1]] {
             out.extend_from_slice(&if deferred { 0 } else { value }.to_le_bytes());
         }
         for length in [entry.local_name.len(), entry.local_extra.len()] {

@@ -1,16 +1,16 @@
 //! Unpacks zip.
 //!
-//! Main type: [`Archive`], the central directory read and checked; then [`Archive::unpack`]. The `zip` crate is not used
-//! here: it answers for one entry at a time and doesn't look at what lies between and before them, which is where
-//! archives that look different to different readers hide (concatenated ones, overlapping ones, local headers that
-//! contradict). It writes and cross-reads the archives of the tests.
+//! Main type: [`Archive`], the central directory read and checked; then [`Archive::unpack`]. The `zip` crate is not used:
+//! it answers for one entry at a time and doesn't look at what lies between and before them, which is where archives that
+//! look different to different readers hide (concatenated ones, overlapping ones, local headers that contradict).
 //!
 //! An archive is accepted only in the one shape that every ordinary writer makes: entries back to back from the first
 //! byte, each with its local header (and data descriptor, when flagged) saying what the central directory says; then
 //! the central directory; then the end records and a comment; nothing before, between or after. So every byte has one
 //! meaning, the check is one pass in order of offsets, and the input is hashed while it is unpacked.
 //!
-//! The central directory is the authority. Facts: PKWARE APPNOTE 6.3.10, by section.
+//! The central directory is the authority. Names are UTF-8 whether or not the flag for it is set: Info-ZIP writes UTF-8
+//! without saying so, and what isn't UTF-8 is refused. Facts: PKWARE APPNOTE 6.3.10, by section.
 
 mod central;
 mod entry;
