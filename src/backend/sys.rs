@@ -254,12 +254,17 @@ static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
 /// Writes a frame to the channel, waits until the runner has looked (it releases or kills us), and ends.
 extern "C" fn on_abort(_: c_int) {
     if let Some(words) = LAST_WORDS.get() {
-        // SAFETY: mmap of fresh anonymous memory, write(2), read(2) and _exit(2) are async-signal-safe; the buffers are
+        // SAFETY: getrlimit(2), mmap of fresh anonymous memory, write(2), read(2) and _exit(2) are async-signal-safe; the buffers are
         // static or on this stack.
         unsafe {
+            // Rust aborts when an allocation fails, and for little else. What was asked for is not known here; that a
+            // quarter of the limit cannot be had any more is taken for the same.
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit);
+            let quarter = usize::try_from(limit.rlim_cur / 4).unwrap_or(usize::MAX).clamp(16 << 20, 1 << 30);
             let probe = libc::mmap(
                 std::ptr::null_mut(),
-                16 << 20,
+                quarter,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,

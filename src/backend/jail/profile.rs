@@ -131,6 +131,8 @@ pub(super) fn confine(profile: Profile) -> io::Result<()> {
     let mut rules: Rules = lists.iter().copied().flatten().map(|&call| (call, Vec::new())).collect();
     // `isatty`, which programs ask before they choose how to buffer.
     rules.insert(libc::SYS_ioctl, vec![when(1, Op::Eq, libc::TCGETS)?]);
+    // Read limits, set none.
+    rules.insert(libc::SYS_prlimit64, vec![when(2, Op::Eq, 0)?]);
     match profile {
         Profile::Compute | Profile::Files => {
             rules.insert(libc::SYS_mmap, Vec::new());

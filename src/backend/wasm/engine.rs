@@ -27,7 +27,10 @@ fn config(deterministic: bool) -> Config {
         .max_wasm_stack(GUEST_STACK)
         .async_stack_size(FIBER_STACK)
         // Unwinding by the system's own libraries is for debuggers outside.
-        .native_unwind_info(false);
+        .native_unwind_info(false)
+        // Where in the bytecode an instruction came from: a third of a large module's compiled code, for nothing that
+        // a report shows. Traps still name their function.
+        .generate_address_map(false);
     if deterministic {
         config.consume_fuel(true).cranelift_nan_canonicalization(true).relaxed_simd_deterministic(true);
     }

@@ -76,7 +76,12 @@ fn limits(boundary: &Boundary, plan: &Plan, disk: bool) -> Vec<Fact> {
         place: format!("{place} in /proc/{}/limits", boundary.process.pid()),
     };
     let mut facts = vec![
-        limit(ControlId::MemoryLimit, plan.bounds.memory_bytes, "Max data size", "RLIMIT_DATA"),
+        limit(
+            ControlId::MemoryLimit,
+            plan.bounds.memory_bytes.saturating_add(super::COMPILER),
+            "Max data size",
+            "RLIMIT_DATA (the step's memory and a fixed allowance for the compiler)",
+        ),
         limit(ControlId::PidsLimit, plan.bounds.pids, "Max processes", "RLIMIT_NPROC"),
         cpu(boundary, plan, &text),
     ];

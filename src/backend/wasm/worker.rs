@@ -110,7 +110,7 @@ fn report_faults() -> Result<(), FrameError> {
         let _ = read_message::<ToGuest>(&mut Wire, MAX_TO_GUEST);
         sys::exit_now(70);
     }));
-    let memory = failed("the worker ran out of memory: the limit covers compilation too", Some(LimitHit::Memory));
+    let memory = failed("the worker ran out of memory while it compiled or served the module", Some(LimitHit::Memory));
     let other = failed("the worker aborted", None);
     sys::report_aborts(encode(&FromGuest::Result(memory))?, encode(&FromGuest::Result(other))?).map_err(FrameError::Io)
 }
