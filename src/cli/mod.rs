@@ -46,6 +46,8 @@ A step's artifact is unpacked, a boundary is built around nothing, observed from
 floor; only then is the code sent in, and the report says what was seen. If the floor is not proven, nothing runs: there \
 is no fallback to a weaker boundary.";
 
+const CODES: &str = "Exit codes: plimsoll --help";
+
 const EXAMPLES: &str = "\
 Examples:
   plimsoll run                                   # the steps of ./plimsoll.yml
@@ -107,10 +109,12 @@ pub enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run steps behind proven boundaries
+    #[command(after_help = CODES)]
     Run(run::RunArgs),
     /// Read steps, apply the policy and try this host's boundaries; run nothing of yours
     Check(check::CheckArgs),
     /// Run a script as one step; for `shell:` of a GitHub workflow
+    #[command(after_help = CODES)]
     Shell(shell::ShellArgs),
     /// Recompute a report's digests and judge its facts again
     Verify(verify::VerifyArgs),

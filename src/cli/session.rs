@@ -257,11 +257,14 @@ fn ci(context: &forge::Context) -> Ci {
 }
 
 /// Where runs keep their private directories. Root's is where nobody else could have put something; a plain user's is
-/// checked when it is entered. On a disk, since artifacts are unpacked there.
+/// checked when it is entered, and so is that of a root that isn't one out here (a user namespace, a read-only system).
+/// On a disk, since artifacts are unpacked there.
 #[must_use]
 pub fn state_dir(env: &Env) -> PathBuf {
-    match rustix::process::geteuid() {
-        uid if uid.is_root() => PathBuf::from("/var/lib/plimsoll/runs"),
-        uid => env.temp_dir().join(format!("plimsoll-{}", uid.as_raw())),
+    let uid = rustix::process::geteuid();
+    if uid.is_root() && rustix::fs::access("/var/lib", rustix::fs::Access::WRITE_OK).is_ok() {
+        PathBuf::from("/var/lib/plimsoll/runs")
+    } else {
+        env.temp_dir().join(format!("plimsoll-{}", uid.as_raw()))
     }
 }

@@ -162,6 +162,9 @@ impl Live {
             Stream::Stderr => &mut step.stderr,
         };
         let lines = filter.push(bytes);
+        if let Some(bar) = &step.bar {
+            bar.set_message("running");
+        }
         let lines: Vec<_> = lines.iter().map(|line| self.guest_line(index, stream, line)).collect();
         self.print(&lines);
     }
