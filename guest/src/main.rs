@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
-    use plimsoll_guest::agent::{Transport, serve};
-    match Transport::stdio().map_err(plimsoll_guest::FrameError::Io).and_then(|transport| serve(transport)) {
+    use plimsoll_guest::FrameError;
+    use plimsoll_guest::agent::{Transport, harden, serve};
+    match harden().and_then(|()| Transport::stdio()).map_err(FrameError::Io).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         // Nobody is left to tell: the channel is the only way out of the boundary.
         Err(_) => ExitCode::from(70),

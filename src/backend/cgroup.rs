@@ -301,9 +301,10 @@ impl Group {
 }
 
 impl Drop for Group {
+    /// For a boundary that was given up: what is in the group has been killed, and may take a moment to be gone.
     fn drop(&mut self) {
-        for part in &self.parts {
-            let _ = fs::remove_dir(&part.directory);
+        for left in remove(std::mem::take(&mut self.parts).into_iter().map(|p| p.directory), REMOVAL) {
+            tracing::warn!("{left} could not be removed");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use plimsoll::backend::PrepareError;
 use plimsoll::evidence::ControlId;
 use plimsoll::gate::{Dispatched, End};
 use plimsoll_guest::LimitHit;
@@ -69,6 +70,18 @@ fn a_memory_bomb_is_ended_by_the_hosts_limit() {
     assert!(!ran.stdout.contains("survived"), "{}", ran.story());
     assert_eq!(ran.passage.limit_hit(), Some(LimitHit::Memory), "{}", ran.story());
     assert_eq!(ran.passage.dispatched, Dispatched::Yes);
+}
+
+#[test]
+fn a_limit_that_is_too_small_for_the_engine_is_named() {
+    if skipped() || !root() {
+        return;
+    }
+    let ran = step("true").with(|s| s.bounds.memory_bytes = 4 << 20).run();
+    let End::NotPrepared(PrepareError::Unavailable { blocker, help, .. }) = &ran.passage.end else {
+        panic!("{}", ran.story())
+    };
+    assert!(blocker.contains("memory limit") && help.contains("sandbox.memory"), "{blocker}");
 }
 
 #[test]

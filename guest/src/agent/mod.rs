@@ -67,13 +67,21 @@ impl Transport {
     }
 }
 
+/// Keeps others in the boundary from looking into the agent's memory and descriptors. First thing in `main`.
+///
+/// Engines may ignore it (gVisor does), so the agent has neither arguments nor an environment worth reading.
+///
+/// # Errors
+/// As prctl(2).
+pub fn harden() -> io::Result<()> {
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
 /// Answers, runs what is dispatched, and waits to be released.
 ///
 /// # Errors
 /// If the channel fails. A channel that closes is the end, not an error.
 pub fn serve(mut transport: Transport) -> Result<(), FrameError> {
-    // Engines may ignore this (gVisor does), so the agent has neither arguments nor an environment worth reading.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|e| FrameError::Io(e.into()))?;
     let mut ran = false;
     loop {
         match transport.receive() {
@@ -107,5 +115,69 @@ fn fault(message: String) -> GuestResult {
         message: Some(message),
         peak_memory_bytes: 0,
         cpu_ms: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Dispatch, GuestLimits, MAX_FROM_GUEST, OutputBudget, Program};
+
+    fn dispatch() -> ToGuest {
+        ToGuest::Dispatch(Box::new(Dispatch {
+            program: Program::Script { argv: vec!["sh".to_owned(), "{0}".to_owned()], text: "exit 0".to_owned() },
+            env: Vec::new(),
+            working_directory: ".".to_owned(),
+            user: (47_113, 47_113),
+            outputs: Vec::new(),
+            output_budget: OutputBudget { files: 0, bytes: 0 },
+            limits: GuestLimits { pids: 1, memory_bytes: 1, disk_bytes: 1, deadline_ms: 1 },
+            clock_ns: 0,
+            entropy: [0; 32],
+        }))
+    }
+
+    /// What the agent answers to these messages, and how its conversation ended.
+    fn converse(messages: &[ToGuest]) -> (Vec<FromGuest>, Result<(), FrameError>) {
+        let (guest_in, mut to_guest) = io::pipe().unwrap();
+        let (mut from_guest, guest_out) = io::pipe().unwrap();
+        let agent = std::thread::spawn(move || serve(Transport::new(guest_in.into(), guest_out.into())));
+        messages.iter().for_each(|m| write_message(&mut to_guest, m).unwrap());
+        drop(to_guest);
+        let mut heard = Vec::new();
+        while let Ok(message) = read_message(&mut from_guest, MAX_FROM_GUEST) {
+            heard.push(message);
+        }
+        (heard, agent.join().unwrap())
+    }
+
+    #[test]
+    fn every_challenge_gets_its_own_nonce_back() {
+        let ask = |n| ToGuest::Challenge { nonce: [n; 32] };
+        let (heard, ended) = converse(&[ask(1), ask(2), ToGuest::Release]);
+        let nonces: Vec<u8> = heard
+            .iter()
+            .map(|m| match m {
+                FromGuest::Answer { protocol: PROTOCOL, nonce, .. } => nonce[0],
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(nonces, [1, 2]);
+        assert!(ended.is_ok());
+    }
+
+    #[test]
+    fn an_agent_that_is_not_process_1_runs_nothing() {
+        let (heard, ended) = converse(&[dispatch()]);
+        let [FromGuest::Result(result)] = heard.as_slice() else { panic!("{heard:?}") };
+        assert!(result.exit_code.is_none() && result.message.as_ref().unwrap().contains("process 1"));
+        assert!(ended.is_ok());
+    }
+
+    #[test]
+    fn a_second_dispatch_ends_the_conversation() {
+        let (heard, ended) = converse(&[dispatch(), dispatch()]);
+        assert_eq!(heard.len(), 1);
+        assert!(matches!(ended, Err(FrameError::Malformed)));
     }
 }

@@ -296,3 +296,23 @@ fn processes() -> u64 {
     let numbers = entries.flatten().filter(|e| e.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()));
     (numbers.count() as u64).saturating_sub(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_as_a_shell_finds_them() {
+        let here = Path::new("/usr");
+        assert_eq!(find("sh", "/nowhere:/bin", here), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(find("sh", "bin", here), Some(PathBuf::from("/usr/bin/sh")));
+        assert_eq!(find("sh", "/nowhere", here), None);
+        assert_eq!(find("no-such-program", DEFAULT_PATH, here), None);
+        // A name with a slash is a path; what is wrong with it is for the exec to say.
+        assert_eq!(find("./bin/sh", "/nowhere", here), Some(PathBuf::from("/usr/./bin/sh")));
+        assert_eq!(find("./missing", DEFAULT_PATH, here), None);
+        // A directory or a file without execute bit is no program.
+        assert_eq!(find("passwd", "/etc", here), None);
+        assert_eq!(find("share", "/usr", here), None);
+    }
+}

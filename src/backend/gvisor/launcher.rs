@@ -157,6 +157,8 @@ struct Launcher {
 fn launch() -> io::Result<()> {
     // Whatever else was inherited, from the runner or from who started that.
     sys::close_from(3)?;
+    // A terminal's Ctrl-C goes to the runner alone, which looks at the boundary before it ends it.
+    rustix::process::setsid()?;
     let control = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;

@@ -82,6 +82,7 @@ pub struct Gvisor {
     used: Used,
     idle_memory: Option<u64>,
     pid_namespace: bool,
+    rootful: bool,
 }
 
 /// What is needed of the plan later.
@@ -133,7 +134,11 @@ impl Gvisor {
                 Reply::Up => break (group, launched),
                 Reply::Failed { stage, what, errno, log } => {
                     drop(launched);
+                    let starved = group.out_of_memory_kills() > 0;
                     let _ = group.remove();
+                    if starved {
+                        return Err(too_little_memory(plan.bounds.memory_bytes));
+                    }
                     attempt.learn(stage, &what, errno, &log)?;
                 }
                 Reply::Ended { .. } => {
@@ -167,6 +172,7 @@ impl Gvisor {
             used: Used::default(),
             idle_memory: None,
             pid_namespace: attempt.pid_namespace,
+            rootful: !user_namespace,
         })
     }
 
@@ -273,6 +279,7 @@ impl Gvisor {
             settings: BTreeMap::from([
                 ("platform".to_owned(), self.platform.clone()),
                 ("network".to_owned(), "none".to_owned()),
+                ("started-as".to_owned(), if self.rootful { "root" } else { "user" }.to_owned()),
             ]),
         }
     }
@@ -311,6 +318,15 @@ impl Gvisor {
         };
         found.extend(tokio::task::spawn_blocking(look).await.unwrap_or_else(|e| vec![format!("unknown: {e}")]));
         vec![Observation::host(Fact::Leftovers { looked_for, found })]
+    }
+}
+
+/// The limit ended the engine before there was a boundary.
+fn too_little_memory(bytes: u64) -> PrepareError {
+    PrepareError::Unavailable {
+        backend: BackendKind::Gvisor,
+        blocker: format!("gVisor itself does not fit into a memory limit of {bytes} bytes"),
+        help: "raise `sandbox.memory`; an idle sandbox takes some 20 MiB, starting it some 60".to_owned(),
     }
 }
 
