@@ -119,7 +119,8 @@ fn gnu_tar_sparse_files_in_every_version() {
 
 #[test]
 fn bsdtar_with_its_own_sparse_files_and_headers() {
-    for format in ["pax", "gnutar", "ustar", "zip"] {
+    // Its ustar has no room for the deep path.
+    for format in ["pax", "gnutar", "zip"] {
         let script = format!("truncate -s 1M sparse; bsdtar --format {format} -cf OUT *");
         let Some(bytes) = made(format, "sh", &["-ec", &script]) else { continue };
         let (place, _) = accepted(&bytes);
