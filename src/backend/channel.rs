@@ -233,3 +233,144 @@ pub async fn cancelled(cancel: &mut Cancel) -> CancelSignal {
         _ => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_guest::{Filesystem, GuestLimits, MAX_CHUNK, OutputBudget, Program, Stream, WasmProgram};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Never waited for: every conversation here ends by itself.
+    const FOR_EVER: Duration = Duration::from_secs(600);
+
+    fn dispatch() -> Dispatch {
+        Dispatch {
+            program: Program::Wasm(WasmProgram {
+                name: "x".into(),
+                code: Vec::new(),
+                precompiled: false,
+                want_compiled: false,
+                args: Vec::new(),
+                deterministic: false,
+                filesystem: Filesystem::None,
+            }),
+            env: Vec::new(),
+            working_directory: ".".into(),
+            user: (1, 1),
+            outputs: Vec::new(),
+            output_budget: OutputBudget { files: 4, bytes: 100 },
+            limits: GuestLimits { pids: 1, memory_bytes: 1, disk_bytes: 1, deadline_ms: 1 },
+            clock_ns: 0,
+            entropy: [0; 32],
+        }
+    }
+
+    /// What a guest said, up to its end, and what became of it.
+    fn converse(said: &[u8]) -> (Ended, super::super::output::Written) {
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        let logs = dir.path().join("logs");
+        let files = dir.path().join("files");
+        std::fs::create_dir(&logs).unwrap();
+        std::fs::create_dir(&files).unwrap();
+        let directory = std::fs::File::open(&files).unwrap().into();
+        let mut output =
+            Output::create(&logs, Some(directory), 1000, OutputBudget { files: 4, bytes: 100 }, None).unwrap();
+        let (_cancel, mut cancelled) = watch::channel(None);
+        let mut channel = Channel::new(std::io::Cursor::new(said.to_vec()), tokio::io::sink(), Vec::new());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let outcome =
+            runtime.block_on(channel.converse(dispatch(), &mut output, FOR_EVER, &mut cancelled, |_, _| {}));
+        (outcome.ended, output.finish())
+    }
+
+    fn message() -> impl Strategy<Value = FromGuest> {
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
+        let stream = prop_oneof![Just(Stream::Stdout), Just(Stream::Stderr)];
+        prop_oneof![
+            (stream, bytes()).prop_map(|(stream, bytes)| FromGuest::Output { stream, bytes }),
+            ("[a-c./]{0,8}", any::<u64>()).prop_map(|(path, bytes)| FromGuest::FileBegin { path, bytes: bytes % 200 }),
+            bytes().prop_map(FromGuest::FileData),
+            Just(FromGuest::FileEnd),
+            ".{0,20}".prop_map(FromGuest::Notice),
+            (bytes(), any::<bool>()).prop_map(|(bytes, last)| FromGuest::Compiled { bytes, last }),
+        ]
+    }
+
+    fn result() -> FromGuest {
+        FromGuest::Result(GuestResult {
+            exit_code: Some(0),
+            signal: None,
+            limit_hit: None,
+            refused: None,
+            message: None,
+            peak_memory_bytes: 0,
+            cpu_ms: 0,
+        })
+    }
+
+    fn frames<'a>(messages: impl IntoIterator<Item = &'a FromGuest>) -> Vec<u8> {
+        messages.into_iter().flat_map(|m| encode(m).unwrap()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_end_in_a_verdict(said in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let (ended, written) = converse(&said);
+            prop_assert!(matches!(ended, Ended::Gone | Ended::Protocol(_) | Ended::Result(_)));
+            prop_assert!(written.failure.is_none());
+        }
+
+        #[test]
+        fn damaged_conversations_end_in_a_verdict_within_their_bounds(
+            messages in proptest::collection::vec(message(), 0..20),
+            flips in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
+            cut in any::<proptest::sample::Index>(),
+        ) {
+            let mut said = frames(messages.iter().chain([&result()]));
+            for (at, with) in flips {
+                let at = at.index(said.len());
+                said[at] ^= with;
+            }
+            said.truncate(cut.index(said.len() + 1));
+            let (_, written) = converse(&said);
+            prop_assert!(written.failure.is_none());
+            prop_assert!(written.stdout.kept <= 1000 && written.stderr.kept <= 1000);
+            prop_assert!(written.files.len() <= 4);
+            prop_assert!(written.files.iter().map(|f| f.bytes).sum::<u64>() <= 100);
+        }
+
+        #[test]
+        fn a_conversation_that_keeps_to_the_rules_ends_in_its_result(
+            messages in proptest::collection::vec(message(), 0..20),
+        ) {
+            let (ended, _) = converse(&frames(messages.iter().chain([&result()])));
+            prop_assert!(matches!(ended, Ended::Result(_)));
+        }
+    }
+
+    #[test]
+    fn silence_and_a_half_frame_are_gone_and_never_a_result() {
+        assert!(matches!(converse(&[]).0, Ended::Gone));
+        let whole = frames([&result()]);
+        for length in 1..whole.len() {
+            assert!(matches!(converse(&whole[..length]).0, Ended::Gone), "cut to {length}");
+        }
+        assert!(matches!(converse(&whole).0, Ended::Result(_)));
+    }
+
+    #[test]
+    fn a_frame_that_announces_gigabytes_is_refused_unread() {
+        assert!(matches!(converse(&[0xff; 4]).0, Ended::Protocol(why) if why.contains("longer")));
+        let long = FromGuest::Output { stream: Stream::Stdout, bytes: vec![0; MAX_FROM_GUEST] };
+        assert!(matches!(converse(&frames([&long])).0, Ended::Protocol(_)));
+        let allowed = FromGuest::Output { stream: Stream::Stdout, bytes: vec![0; MAX_CHUNK] };
+        assert!(matches!(converse(&frames([&allowed, &result()])).0, Ended::Result(_)));
+    }
+
+    #[test]
+    fn an_answer_after_dispatch_breaks_the_protocol() {
+        let answer = FromGuest::Answer { protocol: PROTOCOL, nonce: [0; 32], kernel: String::new(), boot_id: String::new() };
+        assert!(matches!(converse(&frames([&answer, &result()])).0, Ended::Protocol(_)));
+    }
+}
