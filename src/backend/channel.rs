@@ -279,8 +279,7 @@ mod tests {
         let (_cancel, mut cancelled) = watch::channel(None);
         let mut channel = Channel::new(std::io::Cursor::new(said.to_vec()), tokio::io::sink(), Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let outcome =
-            runtime.block_on(channel.converse(dispatch(), &mut output, FOR_EVER, &mut cancelled, |_, _| {}));
+        let outcome = runtime.block_on(channel.converse(dispatch(), &mut output, FOR_EVER, &mut cancelled, |_, _| {}));
         (outcome.ended, output.finish())
     }
 
@@ -370,7 +369,8 @@ mod tests {
 
     #[test]
     fn an_answer_after_dispatch_breaks_the_protocol() {
-        let answer = FromGuest::Answer { protocol: PROTOCOL, nonce: [0; 32], kernel: String::new(), boot_id: String::new() };
+        let answer =
+            FromGuest::Answer { protocol: PROTOCOL, nonce: [0; 32], kernel: String::new(), boot_id: String::new() };
         assert!(matches!(converse(&frames([&answer, &result()])).0, Ended::Protocol(_)));
     }
 }

@@ -9,6 +9,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Mutex;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
@@ -209,7 +211,7 @@ impl ProcDir {
     /// # Errors
     /// If it cannot be read.
     pub fn exe_sha256(&self) -> io::Result<String> {
-        hash(&mut self.file("exe")?)
+        executable_sha256(&self.file("exe")?)
     }
 
     /// Names in a directory, sorted as numbers where they are numbers.
@@ -329,6 +331,48 @@ pub fn hash(from: &mut impl Read) -> io::Result<String> {
     }
 }
 
+/// SHA-256 of a whole executable file, lowercase hex; its position is left alone.
+///
+/// A digest is remembered for the inode with this size and these times: an engine's executable is looked at several times
+/// in a run, and tens of megabytes take longer to hash than all other facts to read. The kernel lets nobody write to a
+/// file while it is executed, and a write at any other time changes `ctime`, which nobody can set.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn executable_sha256(file: &File) -> io::Result<String> {
+    type Version = (u64, u64, u64, (i64, i64), (i64, i64));
+    static KNOWN: Mutex<BTreeMap<Version, String>> = Mutex::new(BTreeMap::new());
+    let version = |file: &File| -> io::Result<Version> {
+        let m = file.metadata()?;
+        Ok((m.dev(), m.ino(), m.len(), (m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())))
+    };
+    let before = version(file)?;
+    if let Some(digest) = KNOWN.lock().ok().and_then(|known| known.get(&before).cloned()) {
+        return Ok(digest);
+    }
+    let digest = hash(&mut At { file, offset: 0 })?;
+    if version(file)? == before
+        && let Ok(mut known) = KNOWN.lock()
+    {
+        known.insert(before, digest.clone());
+    }
+    Ok(digest)
+}
+
+/// Reads a shared file without moving its position.
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(buffer, self.offset)?;
+        self.offset += n as u64;
+        Ok(n)
+    }
+}
+
 /// `device:inode` as reports write it.
 #[must_use]
 pub fn file_id_text((device, inode): FileId) -> String {
@@ -372,6 +416,21 @@ mod tests {
         assert!(own.descriptors().unwrap().iter().any(|d| d.number == 2));
         assert_eq!(own.exe_sha256().unwrap().len(), 64);
         assert!(ProcDir::open(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_changed_executable_has_another_digest() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        let digest = || executable_sha256(&File::open(&path).unwrap()).unwrap();
+        std::fs::write(&path, "one").unwrap();
+        let one = digest();
+        assert_eq!(one, hex::encode(Sha256::digest("one")));
+        assert_eq!(one, digest(), "remembered");
+        // The same size, in place: only the times tell.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(&path, "two").unwrap();
+        assert_eq!(digest(), hex::encode(Sha256::digest("two")));
     }
 
     #[test]

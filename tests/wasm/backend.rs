@@ -16,6 +16,8 @@ pub const TESTS: &[(&str, fn())] = &[
     ("a_binary_module_runs_like_its_text", a_binary_module_runs_like_its_text),
     ("a_component_runs", a_component_runs),
     ("a_c_program_runs", a_c_program_runs),
+    ("the_hello_example_says_hello", the_hello_example_says_hello),
+    ("python_runs_a_test_suite_from_the_artifact", python_runs_a_test_suite_from_the_artifact),
     ("an_exit_code_comes_through", an_exit_code_comes_through),
     ("both_streams_come_through_and_standard_input_is_empty", both_streams_come_through_and_standard_input_is_empty),
     ("every_control_is_graded", every_control_is_graded),
@@ -373,5 +375,43 @@ fn damage_every_entry() {
             *byte ^= 0x10;
             std::fs::write(&entry, &bytes).unwrap();
         }
+    }
+}
+
+fn the_hello_example_says_hello() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/hello/hello.wat");
+    let mut guest = Guest::new(std::fs::read(path).unwrap()).args(&["captain"]);
+    guest.env = vec![("CARGO".to_owned(), "grain".to_owned())];
+    guest.memory = 16 << 20;
+    let ran = guest.run();
+    assert_eq!(ran.boundary_held().exit_code(), 0);
+    let said = String::from_utf8(ran.stdout).unwrap();
+    assert!(said.starts_with("Hello, captain.\nOn board: CARGO=grain\n"), "{said}");
+    assert!(said.contains("loaded to the mark"), "{said}");
+}
+
+/// CPython, 26 MB of module: compiled once within the default memory, then from the cache. The suite is an artifact's.
+fn python_runs_a_test_suite_from_the_artifact() {
+    let code = match plimsoll::backend::wasm::runtimes::read("python") {
+        Ok(code) => code,
+        Err(help) => {
+            let must = std::env::var("PLIMSOLL_MUST_WORK").unwrap_or_default();
+            assert!(!must.split(',').any(|n| n == "wasm-python" || n == "all"), "python.wasm must be there: {help}");
+            eprintln!("skipped: no python.wasm; {help}");
+            return;
+        }
+    };
+    let suite = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/wasm-python"));
+    let mut guest = Guest::new(code).args(&["-m", "unittest", "-v"]).sees(suite, Filesystem::ReadOnly);
+    guest.name = "python".to_owned();
+    guest.memory = 512 << 20;
+    guest.deadline = Duration::from_secs(600);
+    for turn in ["compiled", "cached"] {
+        let ran = guest.run();
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.boundary_held().result().exit_code, Some(0), "{:?}\n{said}", ran.result());
+        assert!(said.contains("Ran 3 tests") && said.contains("\nOK\n"), "{said}");
+        assert_eq!(came_from_the_cache(&ran), turn == "cached");
+        eprintln!("python, {turn}: {:?}, {:?}", ran.passage.times, ran.passage.usage);
     }
 }

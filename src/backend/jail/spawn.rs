@@ -20,7 +20,7 @@ use super::{
 };
 use crate::backend::process::{self, Child, readable};
 use crate::backend::sys;
-use crate::evidence::proc::hash;
+use crate::evidence::proc::executable_sha256;
 
 /// How long building a jail may take; it takes milliseconds unless the machine is overloaded.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -74,29 +74,8 @@ pub fn own_executable() -> io::Result<&'static File> {
 ///
 /// # Errors
 /// If it cannot be read.
-pub fn own_sha256() -> io::Result<&'static str> {
-    static DIGEST: OnceLock<String> = OnceLock::new();
-    match DIGEST.get() {
-        Some(digest) => Ok(digest),
-        None => {
-            let digest = hash(&mut At { file: own_executable()?, offset: 0 })?;
-            Ok(DIGEST.get_or_init(|| digest))
-        }
-    }
-}
-
-/// Reads a shared file without moving its position.
-struct At<'a> {
-    file: &'a File,
-    offset: u64,
-}
-
-impl io::Read for At<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = std::os::unix::fs::FileExt::read_at(self.file, buffer, self.offset)?;
-        self.offset += n as u64;
-        Ok(n)
-    }
+pub fn own_sha256() -> io::Result<String> {
+    executable_sha256(own_executable()?)
 }
 
 /// Builder of jails; see [`Jail::spawn`].

@@ -280,7 +280,7 @@ impl Wasm {
             binaries: vec![BinaryRecord {
                 path,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
-                sha256: own_sha256().unwrap_or_default().to_owned(),
+                sha256: own_sha256().unwrap_or_default(),
             }],
             settings,
         }
