@@ -53,7 +53,10 @@ pub fn acquire<H: Running>(
     let shown = what.path.as_os_str().as_bytes();
     // NONBLOCK: the path may be a FIFO.
     let fd = rustix::fs::open(what.path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).map_err(
-        |error| Rejection::new(Rule::Unreadable, format!("can't be opened: {}", io::Error::from(error))).at(shown),
+        |error| match error {
+            rustix::io::Errno::NOENT => Rejection::new(Rule::Missing, "does not exist"),
+            error => Rejection::new(Rule::Unreadable, format!("can't be opened: {}", io::Error::from(error))).at(shown),
+        },
     )?;
     let stat = rustix::fs::fstat(&fd).map_err(|e| Error::failed("examine the artifact", e))?;
     match FileType::from_raw_mode(stat.st_mode) {

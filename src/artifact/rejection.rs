@@ -62,6 +62,8 @@ pub enum Rule {
     BudgetRatio,
     /// The input changed while it was read.
     Changed,
+    /// There is nothing at the artifact's path.
+    Missing,
     /// A file of a directory artifact that can't be read.
     Unreadable,
     /// The unpacking took longer than its deadline.
@@ -85,6 +87,7 @@ impl Rule {
             }
             Rule::Truncated | Rule::Corrupt => "the file is damaged or was cut short: build or download it again",
             Rule::Kind => "leave the member out, or point `artifact` at a subdirectory",
+            Rule::Missing => "correct `artifact`; in a step file its path is relative to the file",
             Rule::Unreadable => "make it readable for the user that runs plimsoll, or leave it out",
             Rule::Path | Rule::ThroughLink | Rule::Hardlink | Rule::Sparse | Rule::Changed | Rule::Deadline => {
                 return None;
@@ -95,6 +98,7 @@ impl Rule {
     /// The stable word for this rule.
     pub fn id(self) -> &'static str {
         match self {
+            Rule::Missing => "missing",
             Rule::Sha256 => "sha256",
             Rule::Format => "format",
             Rule::Corrupt => "corrupt",

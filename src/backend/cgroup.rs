@@ -321,10 +321,22 @@ pub fn find(id: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Kills what is in groups that a boundary `id` had, and removes them. For a runner that was killed; says what is left.
+/// Kills what is in groups that a boundary `id` had, and removes them: those found from here, and those of `recorded`
+/// that bear its name in a cgroup file system. For a runner that was killed; says what is left.
 #[must_use]
-pub fn sweep(id: &str) -> Vec<String> {
-    let found = find(id);
+pub fn sweep(id: &str, recorded: &[PathBuf]) -> Vec<String> {
+    let mut found = find(id);
+    let name = group_name(id);
+    let mounts: Vec<PathBuf> = hierarchies().unwrap_or_default().into_iter().map(|h| h.mount).collect();
+    let ours = |path: &&PathBuf| {
+        path.file_name().is_some_and(|n| *n == *name)
+            && mounts.iter().any(|mount| path.starts_with(mount))
+            && !path.components().any(|c| c == std::path::Component::ParentDir)
+            && path.is_dir()
+    };
+    found.extend(recorded.iter().filter(ours).cloned());
+    found.sort();
+    found.dedup();
     for directory in &found {
         let pids = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
         for pid in pids.lines().filter_map(|pid| pid.parse().ok()) {
@@ -535,7 +547,7 @@ mod tests {
         assert!(group.cpu_time().is_some());
         let made = group.directories();
         std::mem::forget(group);
-        assert_eq!(sweep(&id), Vec::<String>::new());
+        assert_eq!(sweep(&id, &[]), Vec::<String>::new());
         child.wait().unwrap();
         assert!(made.iter().all(|d| !d.exists()));
     }

@@ -199,7 +199,7 @@ impl Sandbox {
             BackendKind::Firecracker => Err(PrepareError::Unavailable {
                 backend,
                 blocker: "this build of plimsoll has no microVM backend yet".to_owned(),
-                help: "use `backend: gvisor`, or a later release".to_owned(),
+                help: "use `backend: gvisor`, with a floor of `kernel` at most".to_owned(),
             }),
         }
     }

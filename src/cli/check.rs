@@ -2,6 +2,7 @@
 //! user's in it ([`trial`]).
 
 use std::io;
+use std::path::Path;
 
 use clap::Args;
 
@@ -13,7 +14,7 @@ use super::{CommonArgs, signals};
 use crate::env::{Env, Var};
 use crate::exit::Exit;
 use crate::report::Verdict;
-use crate::spec::{Policy, Surroundings};
+use crate::spec::{ArtifactSource, Policy, Step, Surroundings};
 use crate::text::Untrusted;
 
 /// Arguments.
@@ -44,8 +45,21 @@ pub fn check(args: &CheckArgs, common: &CommonArgs, env: &Env) -> Result<Exit, F
     let (target, paint) = (output::log_target(env), Style::of(env, &io::stdout()));
     let clean = |text: &str| Untrusted::new(text).for_log_line(target, 1000);
     let mut out = Log::data();
-    for step in &report.steps {
+    let mut exits = Vec::new();
+    for (step, asked) in report.steps.iter().zip(&steps) {
         let exit = trial::exit(step);
+        if exit == Exit::Passed
+            && let Some(missing) = missing_artifact(asked)
+        {
+            exits.push(Exit::Rejected);
+            let verdict = Verdict::of(Exit::Rejected);
+            let head = format!("{} {:02} {}", style::sign(verdict), step.index, clean(&step.name));
+            let code = Exit::Rejected.code();
+            out.line(&format!("{} would not run: exit code {code}", paint.verdict(verdict, &head)));
+            out.line(&format!("     because artifact {} does not exist (artifact)", clean(&missing.to_string_lossy())));
+            continue;
+        }
+        exits.push(exit);
         let verdict = Verdict::of(exit);
         let head = format!("{} {:02} {}", style::sign(verdict), step.index, clean(&step.name));
         let backend = step.backend.as_deref().unwrap_or("no backend");
@@ -67,5 +81,13 @@ pub fn check(args: &CheckArgs, common: &CommonArgs, env: &Env) -> Result<Exit, F
     if steps.is_empty() {
         out.line("no steps: a run would be skipped");
     }
-    Ok(Exit::of_many(report.steps.iter().map(trial::exit)))
+    Ok(Exit::of_many(exits))
+}
+
+/// The path of a step's artifact, if there is nothing at it. Its content is not looked at: that takes a run.
+fn missing_artifact(step: &Step) -> Option<&Path> {
+    match &step.artifact {
+        ArtifactSource::Path(path) | ArtifactSource::PathWithDigest { path, .. } if !path.exists() => Some(path),
+        _ => None,
+    }
 }

@@ -104,7 +104,7 @@ pub fn verify(directory: &Path, outputs: Option<&Path>) -> Result<Verified, Veri
             }
             None => {}
         }
-        check.unchecked.push("the request's digest: it is not in the report".to_owned());
+        check.unchecked.push("the digest of the request: the request itself is not in the report".to_owned());
     }
     if check.dropped > 0 {
         let what = format!("{} more faults are not listed", check.dropped);

@@ -189,9 +189,11 @@ async fn run_all(
             );
         }
         reports.push(Some(broken));
-        let (context, cancel, slots) = (Arc::clone(context), cancel.clone(), Arc::clone(&slots));
+        let (context, cancel) = (Arc::clone(context), cancel.clone());
+        // Taken here and not in the task, so that steps start in their order.
+        let slot = Arc::clone(&slots).acquire_owned().await;
         running.spawn(async move {
-            let _slot = slots.acquire_owned().await;
+            let _slot = slot;
             let report = match step {
                 Ok(step) => {
                     let index = u32::try_from(step.index).unwrap_or(u32::MAX);

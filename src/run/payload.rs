@@ -19,6 +19,11 @@ pub const GUEST_USER: (u32, u32) = (1000, 1000);
 /// Bounds on output files: as many as artifact stores take well, and as much as a job should move.
 pub const OUTPUT_BUDGET: OutputBudget = OutputBudget { files: 10_000, bytes: 1 << 30 };
 
+/// What a script's environment has beside what its step declares. A shell makes up a `PATH` for itself and does not pass
+/// it on, so that a compiler would not find its linker; and much software wants a home.
+const SCRIPT_ENV: [(&str, &str); 2] =
+    [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/tmp")];
+
 /// Why a step's program could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
@@ -129,7 +134,7 @@ pub fn dispatch(
     let directory = &step.working_directory;
     Ok(Dispatch {
         program,
-        env: step.env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        env: environment(step),
         working_directory: if directory.as_os_str().is_empty() {
             ".".to_owned()
         } else {
@@ -149,6 +154,14 @@ pub fn dispatch(
             .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
         entropy,
     })
+}
+
+/// What the step declares; for a script, [`SCRIPT_ENV`] where it says nothing.
+fn environment(step: &Step) -> Vec<(String, String)> {
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let defaults: &[_] = if matches!(step.command, Command::Script { .. }) { &SCRIPT_ENV } else { &[] };
+    let defaults = defaults.iter().filter(|(name, _)| !step.env.contains_key(*name)).map(own);
+    defaults.chain(step.env.iter().map(|(name, value)| (name.clone(), value.clone()))).collect()
 }
 
 /// Reads a module out of the artifact. The tree was unpacked by us, but its links are the guest's: none is followed
@@ -174,5 +187,25 @@ fn module(workspace: &Path, path: &Path) -> Result<Vec<u8>, PayloadError> {
         Ok((bytes, _)) if bytes > MAX_MODULE => Err(PayloadError::TooLarge { name, bytes }),
         Ok((_, code)) => Ok(code),
         Err(source) => Err(PayloadError::Module { name, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{Overrides, Surroundings, load};
+
+    #[test]
+    fn a_script_has_a_path_and_a_home_that_its_step_may_change_and_a_module_has_neither() {
+        let environment = |run: &str, env: &[(&str, &str)]| {
+            let env = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+            let flags = Overrides { run: Some(run.to_owned()), env, ..Overrides::default() };
+            environment(&load(&[], &flags, &Surroundings::default()).unwrap()[0])
+        };
+        let pair = |(k, v): (&str, &str)| (k.to_owned(), v.to_owned());
+        assert_eq!(environment("make", &[]), SCRIPT_ENV.map(pair));
+        let changed = [("HOME", "/tmp"), ("A", "b"), ("PATH", "/x")];
+        assert_eq!(environment("make", &[("PATH", "/x"), ("A", "b")]), changed.map(pair));
+        assert_eq!(environment("x.wasm", &[("A", "b")]), [pair(("A", "b"))]);
     }
 }

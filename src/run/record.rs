@@ -8,11 +8,11 @@ use crate::backend::PrepareError;
 use crate::backend::channel::CancelSignal;
 use crate::backend::output::Written;
 use crate::evidence::judge::{ALWAYS_REQUIRED, row, weigh};
-use crate::evidence::{ControlId, Tier};
+use crate::evidence::{ControlId, Status, Tier};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage};
 use crate::report::{RefusalRecord, Resources, ResultRecord, StepReport, Verdict, controls};
-use crate::spec::Step;
+use crate::spec::{Backend, Step};
 
 /// A step's report before anything happened: what the step asked for.
 #[must_use]
@@ -153,8 +153,7 @@ fn decide(report: &mut StepReport, step: &Step, passage: &Passage) {
                     step.floor()
                 )
             } else {
-                "drop the requirement or the limit, or run where the host can enforce it; `plimsoll doctor` says how"
-                    .to_owned()
+                control_help(&why.unmet).to_owned()
             };
             refuse(report, Exit::Refused, refusal("judge", reason, why.to_string(), &help));
         }
@@ -203,17 +202,35 @@ pub fn refusal(stage: &str, reason: &str, message: String, help: &str) -> Refusa
     }
 }
 
-/// The refusal of a floor that no backend in question reaches.
+/// The refusal of a floor that none of the backends in question reaches.
 #[must_use]
-pub fn out_of_reach(step: &Step, floor: Tier) -> RefusalRecord {
-    let reach: Vec<String> =
-        step.candidates().iter().map(|b| format!("`{}` reaches `{}`", b.name(), b.reaches())).collect();
+pub fn out_of_reach(backends: &[Backend], floor: Tier) -> RefusalRecord {
+    let reach: Vec<String> = backends.iter().map(|b| format!("`{b}` reaches `{}`", b.reaches())).collect();
     let message = if reach.is_empty() {
         "the policy leaves no backend for this step".to_owned()
     } else {
         format!("the floor is `{floor}`, but {}", reach.join(" and "))
     };
-    refusal("judge", "floor-out-of-reach", message, "choose a backend that reaches the floor, or `backend: auto`")
+    let best = Backend::ALL.into_iter().filter(|b| b.is_built()).max_by_key(|b| b.reaches());
+    let help = match best {
+        Some(best) if best.reaches() >= floor => format!("choose a backend that reaches the floor, such as `{best}`"),
+        _ => format!("nothing in this release of plimsoll reaches `{floor}`: lower `minimum-isolation`"),
+    };
+    refusal("judge", "floor-out-of-reach", message, &help)
+}
+
+/// What helps where a control is required and not satisfied.
+fn control_help(unmet: &[(ControlId, Status)]) -> &'static str {
+    let any = |controls: &[ControlId]| unmet.iter().any(|(control, _)| controls.contains(control));
+    if any(&[ControlId::MemoryLimit, ControlId::CpuLimit, ControlId::PidsLimit]) {
+        "limits of memory, CPU and processes take a cgroup: run as root, or have one delegated to this user (systemd: \
+         `Delegate=yes` in the runner's unit); or leave the limit out of the step"
+    } else if any(&[ControlId::DiskLimit]) {
+        "with gvisor `disk` is in force only together with the memory limit, and not below it: write `disk` as large as \
+         `memory`, or leave it out"
+    } else {
+        "drop the requirement, or run where the host can enforce it; `plimsoll doctor` says what it can"
+    }
 }
 
 const fn limit_word(limit: LimitHit) -> &'static str {

@@ -23,7 +23,7 @@ use crate::gate::{Dispatched, End, Passage, Request, pass};
 use crate::image::Image;
 use crate::report::guest_junit;
 use crate::report::{ArtifactRecord, ImageRecord, StepReport};
-use crate::spec::{ArtifactSource, ImageSource, Sha256Digest, Step};
+use crate::spec::{ArtifactSource, BackendChoice, ImageSource, Sha256Digest, Step};
 
 /// How long bringing in an artifact may take.
 const ARTIFACT_DEADLINE: Duration = Duration::from_secs(600);
@@ -64,10 +64,12 @@ impl Attempt<'_> {
     async fn go(mut self, cancel: &mut Cancel) {
         let began = Instant::now();
         let floor = self.step.floor();
-        let candidates: Vec<BackendKind> =
-            self.step.candidates().into_iter().filter(|backend| backend.reaches() >= floor).collect();
+        // A backend that this release does not have is tried only where it is named, to say so.
+        let there = |backend: &BackendKind| backend.is_built() || self.step.backend == BackendChoice::Firecracker;
+        let known: Vec<BackendKind> = self.step.candidates().into_iter().filter(there).collect();
+        let candidates: Vec<BackendKind> = known.iter().copied().filter(|b| b.reaches() >= floor).collect();
         if candidates.is_empty() {
-            return refuse(self.report, Exit::Refused, record::out_of_reach(self.step, floor));
+            return refuse(self.report, Exit::Refused, record::out_of_reach(&known, floor));
         }
         let Some(ready) = self.ready(cancel).await else { return };
         let unpacked_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -138,15 +138,14 @@ impl SpecError {
             SpecError::NotAFile { .. } => Some("name the step file itself, such as `ci/plimsoll.yml`".into()),
             SpecError::TooLong { .. } => Some("put scripts into the artifact and call them from `run`".into()),
             SpecError::NotUtf8 { .. } => Some("save the file as UTF-8".into()),
-            SpecError::Expression { .. } => Some(
-                "GitHub evaluates `${{ }}` only inside workflow files: pass the value by a flag, such as `--env NAME=VALUE`"
-                    .into(),
-            ),
+            SpecError::Expression { .. } => {
+                Some("plimsoll evaluates no expressions: pass the value by a flag, such as `--env NAME=VALUE`".into())
+            }
             SpecError::UnknownWord { .. } => None,
             SpecError::Invalid { help, .. } => help.clone(),
-            SpecError::NothingToRun { .. } => {
-                Some("name a step file (`plimsoll run plimsoll.yml`) or a command (`plimsoll run --run 'make test'`)".into())
-            }
+            SpecError::NothingToRun { .. } => Some(
+                "name a step file (`plimsoll run plimsoll.yml`) or a command (`plimsoll run --run 'make test'`)".into(),
+            ),
             SpecError::NotThere { what, names, .. } if names.is_empty() => Some(format!("there are no {what}s at all")),
             SpecError::NotThere { what, names, .. } => {
                 let names: Vec<_> = names.iter().map(|name| format!("`{}`", shown(name))).collect();

@@ -116,6 +116,7 @@ impl Gvisor {
                     tasks: IDLE_TASKS + TASKS_PER_PROCESS * plan.bounds.pids,
                 },
             );
+            mark.add(&plan.id, &group.directories())?;
             let config = bundle::config(&skeleton.root(), &skeleton.agent())
                 .map_err(|e| PrepareError::io("write the bundle's configuration")(io::Error::other(e)))?;
             let request = Request {

@@ -80,6 +80,8 @@ pub fn before(known: &Known<'_>, boundary: &Boundary, family: &Family, answered:
     seen.extend(limits.into_iter().map(Observation::host));
     let source = "the sentry started afresh and draws from the host's getrandom; no state was restored".to_owned();
     seen.push(Observation::host(Fact::Entropy { source, fresh: true }));
+    let what = "graded from binary-identity and challenge: in force if an identified runsc answered".to_owned();
+    seen.push(Observation::host(Fact::Remark { control: ControlId::GuestKernel, what }));
     for gofer in &gofers {
         if let Some(what) = describe_gofer(gofer) {
             seen.push(Observation::host(Fact::Remark { control: ControlId::Filesystem, what }));

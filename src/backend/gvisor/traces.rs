@@ -36,6 +36,17 @@ impl Mark {
         Ok(mark)
     }
 
+    /// Writes down where the boundary's cgroups are: whoever sweeps may live in others.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn add(&self, id: &str, groups: &[PathBuf]) -> Result<(), PrepareError> {
+        let record = self.scratch.join(RECORD);
+        let lines: Vec<String> =
+            std::iter::once(id.to_owned()).chain(groups.iter().map(|g| g.display().to_string())).collect();
+        std::fs::write(&record, lines.join("\n")).map_err(PrepareError::io(format!("write {}", record.display())))
+    }
+
     /// Leaves them to the teardown.
     pub fn keep(mut self) {
         self.kept = true;
@@ -89,9 +100,11 @@ pub fn sweep(scratch: &Path) -> Vec<String> {
 }
 
 fn sweep_below(directory: &Path, depth: u32, left: &mut Vec<String>) {
-    if let Ok(id) = std::fs::read_to_string(directory.join(RECORD)) {
+    if let Ok(record) = std::fs::read_to_string(directory.join(RECORD)) {
+        let mut lines = record.lines();
+        let id = lines.next().unwrap_or_default();
         if !id.is_empty() && id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
-            left.extend(cgroup::sweep(&id));
+            left.extend(cgroup::sweep(id, &lines.map(PathBuf::from).collect::<Vec<_>>()));
         }
         left.extend(remove_files(directory));
     }

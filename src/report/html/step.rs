@@ -75,7 +75,7 @@ fn about(step: &StepReport) -> Markup {
         div {
             h3 { "What ran" }
             dl.facts {
-                @if !step.command.is_empty() { dt { "Command" } dd { code { (text(&step.command, 600)) } } }
+                @if !step.command.is_empty() { dt { "Command" } dd { code.command { (PreEscaped(Untrusted::new(&step.command).for_html_block(600))) } } }
                 dt { "Ended" } dd { (text(&words::ending(step), 80))
                     @if let Some(message) = step.result.as_ref().and_then(|r| r.message.as_ref()) { span.muted { ": " (text(message, 300)) } }
                 }
@@ -141,8 +141,8 @@ fn resources(step: &StepReport) -> Markup {
                 (bar("Memory", &value, &parts, allowed.unwrap_or(peak)))
             }
             @if let Some(cpu) = r.cpu_ms {
-                @let wall = r.run_ms.max(1);
-                @let value = format!("{} in {} of wall time", words::millis(cpu), words::millis(r.run_ms));
+                @let wall = r.total_ms.max(1);
+                @let value = format!("{} over {}, the boundary's own included", words::millis(cpu), words::millis(r.total_ms));
                 (bar("CPU", &value, &[part(cpu.min(wall), "f2", String::new())], wall))
             }
         }
