@@ -22,6 +22,9 @@ use crate::evidence::{ControlId, Tier};
 const NAME: usize = 200;
 /// Longest `NAME=VALUE` that Linux passes to a program (`MAX_ARG_STRLEN`, execve(2)), less the byte that ends it.
 const ENV: usize = 128 * 1024 - 1;
+/// Memory of a WebAssembly runtime whose step says nothing of it, bytes: the first run compiles it, and CPython's 26 MB
+/// take some 660 MiB for that.
+const RUNTIME_MEMORY: u64 = 1 << 30;
 /// Where the artifact appears inside.
 pub const WORKSPACE: &str = "/workspace";
 
@@ -56,7 +59,7 @@ pub(super) fn build(layers: &[Layer<'_>], index: usize, around: &Surroundings) -
         image,
         image_digest,
         kernel: builder.kernel(backend)?,
-        limits: builder.limits()?,
+        limits: builder.limits(&command)?,
         mounts: builder.mounts()?,
         network: builder.network()?,
         grants: builder.grants(backend, &command)?,
@@ -342,8 +345,11 @@ impl<'b, 'r> Builder<'b, 'r> {
         }
     }
 
-    fn limits(&mut self) -> Result<Limits, SpecError> {
+    fn limits(&mut self, command: &Command) -> Result<Limits, SpecError> {
         let mut limits = Limits::default();
+        if matches!(command, Command::Wasm { program: WasmProgram::Runtime(_), .. }) {
+            limits.memory = RUNTIME_MEMORY;
+        }
         for limit in Limit::ALL {
             let found = match limit {
                 Limit::Cpus => self.sandbox("sandbox.cpus", |s| s.cpus.as_ref()),
