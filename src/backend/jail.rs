@@ -156,10 +156,13 @@ enum FromJail {
     },
 }
 
+/// What a jailed copy of the runner does.
+pub type Entry = fn(Inside) -> ExitCode;
+
 /// Runs an internal entry point if the process was started as one. To be called first thing in `main`, while there is
 /// one thread and nothing is set up: the process jails itself before the entry's function is called.
 #[must_use]
-pub fn internal_entry(entries: &[(&str, fn(Inside) -> ExitCode)]) -> Option<ExitCode> {
+pub fn internal_entry(entries: &[(&str, Entry)]) -> Option<ExitCode> {
     let word = std::env::args_os().nth(1)?;
     let (_, run) = entries.iter().find(|(name, _)| word == *name)?;
     match inside::enter() {

@@ -96,6 +96,7 @@ pub fn run(request: &Request<'_>) -> Result<Exit, Failure> {
 async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
     let (env, results) = (request.env, request.results);
     let cancel = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    apart(&results.report_dir, &results.outputs_dir)?;
     let report_dir = ReportDir::claim(&results.report_dir).map_err(claim)?;
     let outputs_dir = OutputsDir::claim(&results.outputs_dir).map_err(claim)?;
     let logs = report_dir.staging().join("steps");
@@ -151,6 +152,22 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
     }
 }
 
+/// Refuses a report directory in the outputs directory, or the other way round: each is replaced as a whole.
+fn apart(report: &Path, outputs: &Path) -> Result<(), Failure> {
+    let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let (report, outputs) = (whole(report), whole(outputs));
+    if report.starts_with(&outputs) || outputs.starts_with(&report) {
+        let message = format!(
+            "the outputs directory {} and the report directory {} lie in each other",
+            outputs.display(),
+            report.display()
+        );
+        return Err(Failure::new(Exit::Usage, message)
+            .with_help("give each a directory of its own with --report-dir and --outputs-dir"));
+    }
+    Ok(())
+}
+
 /// Runs the job and shows it meanwhile.
 async fn shown(job: Job, request: &Request<'_>, shape: Shape, cancel: Cancel) -> Result<Report, Failure> {
     let mut live = live(request, shape);
@@ -162,11 +179,15 @@ async fn shown(job: Job, request: &Request<'_>, shape: Shape, cancel: Cancel) ->
         }
         live.finish();
     });
+    let (steps, policy) = (job.steps.clone(), run::policy_record(&job.policy));
+    let (ci, runner) = (job.ci.clone(), job.runner.clone());
     let report = tokio::select! {
         report = run::run(job, events, cancel.clone()) => report,
         signal = signals::overdue(cancel) => {
             let failure = Failure::new(signals::exit(signal), "cancelled, and cleaning up took too long");
-            return Err(failure.with_help("`plimsoll clean` removes what is left"));
+            failure.with_help("`plimsoll clean` removes what is left").print(request.env);
+            let report = run::given_up(&steps, signal, policy, ci, runner);
+            return report.map_err(|e| Failure::from_error(Exit::Internal, &e));
         }
     };
     let _ = shower.join();

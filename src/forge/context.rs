@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 
 use crate::env::{Env, Var};
@@ -249,7 +250,9 @@ fn matrix(text: &str) -> Result<BTreeMap<String, String>, String> {
 }
 
 fn read_event(path: &Path) -> io::Result<Event> {
-    let file = File::open(path)?;
+    // A pipe that nobody writes to must not hold up the run.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }

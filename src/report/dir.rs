@@ -36,6 +36,8 @@ pub(super) struct Kind {
     pub marker: &'static str,
     /// Whether an entry of that name at the top may be ours; the flag says whether it is a directory.
     pub ours: fn(&OsStr, bool) -> bool,
+    /// A name further down that is not ours, where more is known than the top.
+    pub stranger_below: fn(BorrowedFd<'_>) -> Option<OsString>,
 }
 
 /// Who the files are to belong to.
@@ -306,13 +308,31 @@ fn inspect(dir: BorrowedFd<'_>, kind: &Kind, path: &Path, owner: Owner) -> Resul
     if marker.as_deref() != Some(kind.marker.as_bytes()) {
         return Err(refused(kind, path, format!("has files, and no {MARKER} of plimsoll's")));
     }
-    match all.iter().find(|(name, directory)| name != MARKER && !(kind.ours)(name, *directory)) {
-        Some((name, _)) => {
+    let stranger = all.iter().find(|(name, directory)| name != MARKER && !(kind.ours)(name, *directory));
+    let stranger = stranger.map(|(name, _)| name.clone()).or_else(|| (kind.stranger_below)(dir));
+    match stranger {
+        Some(name) => {
             let shown = crate::text::Untrusted::new(name.as_bytes()).for_terminal(80);
             Err(refused(kind, path, format!("has `{shown}` in it, which plimsoll did not write")))
         }
         None => Ok(()),
     }
+}
+
+/// A name below `steps` that is no log file of a step.
+pub(super) fn stranger_in_steps(dir: BorrowedFd<'_>) -> Option<OsString> {
+    let steps = openat(dir, "steps", DIRECTORY, Mode::empty()).ok()?;
+    for (step, directory) in entries(steps.as_fd()).ok()? {
+        if !directory || !super::write::is_step_directory(&step) {
+            return Some(step);
+        }
+        let logs = openat(&steps, &step, DIRECTORY, Mode::empty()).ok()?;
+        let known = |name: &OsString, directory: bool| !directory && (name == "stdout.log" || name == "stderr.log");
+        if let Some((name, _)) = entries(logs.as_fd()).ok()?.into_iter().find(|(name, dir)| !known(name, *dir)) {
+            return Some(name);
+        }
+    }
+    None
 }
 
 /// Removes what killed runs left beside `name`; fails if one of them still lives.

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::json_v1::{self, ControlV1, FileV1, ReadError, ReportV1, StepV1, StreamV1};
 use super::write::{JUNIT_XML, LATER, REPORT_HTML, REPORT_JSON, SUMMARY_MD, is_step_directory};
-use super::{Verdict, dir};
+use super::{ReportOrigin, Verdict, dir};
 use crate::evidence::judge::{self, ALWAYS_REQUIRED};
 use crate::evidence::{ControlId, Fact, Observation, Status, Tier};
 use crate::exit::Exit;
@@ -91,6 +91,12 @@ pub fn verify(directory: &Path, outputs: Option<&Path>) -> Result<Verified, Veri
     let report = check.record(root.as_fd());
     if let Some(report) = &report {
         check.run(report);
+        if report.origin == ReportOrigin::Service {
+            check.fault(
+                "origin".to_owned(),
+                "is service, but there is no signature that this version can check".to_owned(),
+            );
+        }
         for (i, step) in report.steps.iter().enumerate() {
             check.step(i, step);
             check.logs(i, step, root.as_fd());
@@ -299,6 +305,12 @@ impl Check {
                 self.require(observation.value.control() == control.id, &place, || {
                     format!("has a fact about {}", observation.value.control())
                 });
+                if let Fact::Executable { sha256, .. } = &observation.value {
+                    let known = step.backend.as_ref().is_none_or(|b| b.binaries.iter().any(|b| b.sha256 == *sha256));
+                    self.require(known, &place, || {
+                        "is about an executable that is not among the backend's binaries".to_owned()
+                    });
+                }
                 self.require(observation.fact == observation.value.words(), &place, || {
                     format!("says `{}` of a value that means `{}`", observation.fact, observation.value.words())
                 });

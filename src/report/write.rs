@@ -42,6 +42,7 @@ static REPORT: Kind = Kind {
             [REPORT_JSON, JUNIT_XML, SUMMARY_MD, REPORT_HTML].iter().chain(&LATER).any(|n| name == *n)
         }
     },
+    stranger_below: super::dir::stranger_in_steps,
 };
 
 static OUTPUTS: Kind = Kind {
@@ -49,6 +50,8 @@ static OUTPUTS: Kind = Kind {
     flag: "--outputs-dir",
     marker: "# An outputs directory of plimsoll's: untrusted files. The next run replaces it as a whole.\n*\n",
     ours: |name, directory| directory && is_step_directory(name),
+    // What guests named.
+    stranger_below: |_| None,
 };
 
 /// Whether a name is that of a step's directory: `01-unit-tests`.

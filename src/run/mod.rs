@@ -16,8 +16,9 @@ use self::record::{refusal, refuse};
 use self::scratch::{Scratch, ScratchError, Swept};
 use crate::artifact::FileId;
 use crate::backend::Engines;
-use crate::backend::channel::Cancel;
+use crate::backend::channel::{Cancel, CancelSignal};
 use crate::exit::Exit;
+use crate::gate::Dispatched;
 use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, StepReport, Verdict};
 use crate::spec::{Policy, PolicyRefusal, Step};
 
@@ -106,10 +107,7 @@ struct Context {
 pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel) -> Result<Report, RunError> {
     let started_at = Timestamp::now();
     let request_sha256 = request::digest(&job.steps, job.policy.as_ref().ok());
-    let policy = PolicyRecord {
-        sha256: job.policy.as_ref().ok().and_then(Policy::sha256).map(|digest| digest.to_string()),
-        effect: job.policy.as_ref().map_or("refused", |policy| policy.effect().name()).to_owned(),
-    };
+    let policy = policy_record(&job.policy);
     for leftover in clean(&job.state)?.failed {
         tracing::warn!("a killed run left something that could not be removed: {leftover}");
     }
@@ -148,6 +146,54 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
         steps,
         request_sha256,
     })
+}
+
+/// The report of a run that was cancelled and did not end in time: whether a step's code had been started is not known.
+///
+/// # Errors
+/// If the executable cannot be read.
+pub fn given_up(
+    steps: &[Step],
+    signal: CancelSignal,
+    policy: PolicyRecord,
+    ci: Option<Ci>,
+    runner: Option<String>,
+) -> Result<Report, RunError> {
+    let now = Timestamp::now();
+    let request_sha256 = request::digest(steps, None);
+    let steps: Vec<StepReport> = steps
+        .iter()
+        .map(|step| {
+            let mut report = record::blank(step);
+            record::cancel(&mut report, signal);
+            report.dispatched = Dispatched::Unknown;
+            report.notices.push("the run was given up before its boundaries had ended".to_owned());
+            report
+        })
+        .collect();
+    let exit_code = Exit::of_many(steps.iter().map(|s| s.exit));
+    Ok(Report {
+        verdict: Verdict::Cancelled,
+        exit_code,
+        origin: ReportOrigin::Local,
+        tool: host::tool().map_err(RunError::Executable)?,
+        policy,
+        host: host::describe(runner),
+        ci,
+        started_at: now,
+        ended_at: now,
+        request_sha256,
+        steps,
+    })
+}
+
+/// What the policy did, for the report.
+#[must_use]
+pub fn policy_record(policy: &Result<Policy, PolicyRefusal>) -> PolicyRecord {
+    PolicyRecord {
+        sha256: policy.as_ref().ok().and_then(Policy::sha256).map(|digest| digest.to_string()),
+        effect: policy.as_ref().map_or("refused", |policy| policy.effect().name()).to_owned(),
+    }
 }
 
 /// The step under the policy, or its report if the policy refuses it.

@@ -10,12 +10,11 @@ use plimsoll_guest::{Dispatch, Filesystem, GuestLimits, OutputBudget, Program, W
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::backend::Bounds;
+use crate::image::rootfs::GUEST_USER;
 use crate::spec::{Command, FilesystemGrant, Step, WasmProgram};
 
 /// Largest module, bytes. CPython for WASI is 26 MB.
 const MAX_MODULE: u64 = 256 << 20;
-/// Uid and gid of the guest's code inside a boundary.
-pub const GUEST_USER: (u32, u32) = (1000, 1000);
 /// Bounds on output files: as many as artifact stores take well, and as much as a job should move.
 pub const OUTPUT_BUDGET: OutputBudget = OutputBudget { files: 10_000, bytes: 1 << 30 };
 

@@ -102,11 +102,15 @@ pub fn sweep(state: &Path, release: impl Fn(&Path) -> Vec<String>) -> Result<Swe
             continue; // a live run
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        swept.failed.extend(release(&path));
-        match std::fs::remove_dir_all(&path) {
-            Ok(()) => swept.removed.push(name),
-            Err(e) => swept.failed.push(format!("{}: {e}", path.display())),
+        let left = release(&path);
+        // The directory is the record of what is left: it goes last.
+        if left.is_empty() {
+            match std::fs::remove_dir_all(&path) {
+                Ok(()) => swept.removed.push(name),
+                Err(e) => swept.failed.push(format!("{}: {e}", path.display())),
+            }
         }
+        swept.failed.extend(left);
     }
     Ok(swept)
 }
@@ -157,6 +161,16 @@ mod tests {
         let path = live.path().to_owned();
         drop(live);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_could_not_be_released_is_still_known_next_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let dead = dir.path().join("dead");
+        std::fs::create_dir(&dead).unwrap();
+        assert_eq!(sweep(dir.path(), |_| vec!["a cgroup".to_owned()]).unwrap().failed, ["a cgroup"]);
+        assert!(dead.exists());
+        assert_eq!(sweep(dir.path(), |_| vec![]).unwrap().removed, ["dead"]);
     }
 
     #[test]

@@ -198,7 +198,7 @@ pub fn pax_records(records: &[(&str, &str)]) -> Vec<u8> {
         while length != rest + length.to_string().len() {
             length += 1;
         }
-        write!(data, "{length} {key}={value}\n").unwrap();
+        writeln!(data, "{length} {key}={value}").unwrap();
     }
     data
 }

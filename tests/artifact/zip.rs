@@ -257,7 +257,7 @@ fn zip64_works_and_contradictions_in_it_are_refused() {
         e.local_extra = [&[1, 0, 16, 0][..], &7_u64.to_le_bytes(), &7_u64.to_le_bytes()].concat();
         e.local_sentinel = true;
     });
-    assert_eq!(accepted(&zip(&[large.clone()])).0.text("large"), "content");
+    assert_eq!(accepted(&zip(std::slice::from_ref(&large))).0.text("large"), "content");
     refused_member(&zip(&[large.clone().with(|e| e.local_extra[4] = 8)]), Rule::Disagreement, "large");
     refused_member(&zip(&[large.with(|e| e.local_extra.clear())]), Rule::Corrupt, "large");
     // End records as a writer makes them that always does zip64.

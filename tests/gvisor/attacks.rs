@@ -156,3 +156,28 @@ fn a_program_cannot_make_the_step_pass_by_ending_the_boundary() {
             .run();
     assert!(!matches!(&ran.passage.end, End::Result(r) if r.exit_code == Some(0)), "{}", ran.story());
 }
+
+/// In a user namespace of its own a program could raise `RLIMIT_NPROC` and mount a tmpfs of any size.
+#[test]
+fn no_user_namespace_can_be_made() {
+    if skipped() {
+        return;
+    }
+    let ran = python(
+        "import ctypes, os, resource, subprocess, threading
+libc = ctypes.CDLL(None, use_errno=True)
+NEWUSER, CLONE, CLONE3, SETNS = 0x10000000, 56, 435, 308
+print('unshare', libc.unshare(NEWUSER), ctypes.get_errno())
+print('clone', libc.syscall(CLONE, NEWUSER | 17, 0, 0, 0, 0), ctypes.get_errno())
+print('clone3', libc.syscall(CLONE3, 0, 0), ctypes.get_errno())
+print('setns', libc.syscall(SETNS, 0, 0), ctypes.get_errno())
+try: resource.setrlimit(resource.RLIMIT_NPROC, (100000, 100000)); print('raised')
+except (OSError, ValueError): print('kept')
+# Ordinary processes and threads are none of the filter's business.
+thread = threading.Thread(target=lambda: print('thread')); thread.start(); thread.join()
+print(subprocess.run(['echo', 'process'], capture_output=True, text=True).stdout.strip())",
+    )
+    .run()
+    .passed();
+    assert_eq!(ran.stdout, "unshare -1 1\nclone -1 1\nclone3 -1 38\nsetns -1 1\nkept\nthread\nprocess\n");
+}

@@ -277,9 +277,9 @@ fn jailed_workers() -> Vec<u32> {
 }
 
 fn a_worker_that_is_killed_from_outside_is_gone() {
-    // Other tests' workers may run beside it, so this one is told by the filesystem grant that gives it a mount.
+    // Other tests' workers may run beside it, so this one is told by the scratch mount that its grant gives it.
     let workspace = tempfile::tempdir().unwrap();
-    let ran = Guest::fixture("endless-loop.wat").sees(workspace.path(), Filesystem::ReadOnly).run_watched(|_cancel| {
+    let ran = Guest::fixture("endless-loop.wat").sees(workspace.path(), Filesystem::Work).run_watched(|_cancel| {
         for _ in 0..600 {
             std::thread::sleep(Duration::from_millis(50));
             let busy = jailed_workers().into_iter().find(|pid| {
@@ -287,7 +287,7 @@ fn a_worker_that_is_killed_from_outside_is_gone() {
                 let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
                 let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
                 let ticks: u64 = fields.get(11).and_then(|t| t.parse().ok()).unwrap_or_default();
-                mounts.contains(" /workspace ") && ticks > 50
+                mounts.contains("/.scratch ") && ticks > 50
             });
             if let Some(pid) = busy {
                 Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();

@@ -3,6 +3,16 @@
 //! The test program is also the worker: it is started again with an internal word, as the runner starts itself, so it
 //! has a `main` of its own. As root everything runs a second time as a plain user.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::exit,
+    reason = "tests"
+)]
+
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};

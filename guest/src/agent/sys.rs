@@ -159,6 +159,10 @@ fn child(spawn: &Spawn<'_>, argv: &[*const c_char], env: &[*const c_char]) -> (S
             let sets = [0u32; 6];
             call(Stage::Privileges, libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()))?;
             call(Stage::Directory, libc::chdir(spawn.directory.as_ptr()).into())?;
+            let filter = no_namespaces();
+            let program = libc::sock_fprog { len: FILTER_LENGTH as u16, filter: filter.as_ptr().cast_mut() };
+            let set = libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0);
+            call(Stage::Privileges, set.into())?;
             call(Stage::Exec, libc::execve(spawn.program.as_ptr(), argv.as_ptr(), env.as_ptr()).into())
         }
     };
@@ -166,6 +170,48 @@ fn child(spawn: &Spawn<'_>, argv: &[*const c_char], env: &[*const c_char]) -> (S
         Ok(()) => (Stage::Exec, libc::EINVAL),
         Err(failure) => failure,
     }
+}
+
+/// Instructions of [`no_namespaces`].
+const FILTER_LENGTH: usize = 14;
+
+/// A seccomp filter (seccomp(2)) under which nobody makes or enters a user namespace: in one of its own a program has
+/// every capability, may raise its limits and mount what it likes. `clone3` hides its flags behind a pointer and is not
+/// there (C libraries then use `clone`); nor is another architecture's way in.
+fn no_namespaces() -> [libc::sock_filter; FILTER_LENGTH] {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+    const HAS: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    #[cfg(target_arch = "x86_64")]
+    const ARCHITECTURE: u32 = 0xc000_003e;
+    #[cfg(target_arch = "aarch64")]
+    const ARCHITECTURE: u32 = 0xc000_00b7;
+    /// Numbers from here on are x32's, on x86-64.
+    const OTHER_ABI: u32 = 0x4000_0000;
+    // Offsets in struct seccomp_data: the number, the architecture, the first argument's low half.
+    const NUMBER: u32 = 0;
+    const ARCH: u32 = 4;
+    const FIRST: u32 = 16;
+    let step = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    let error = |errno: c_int| libc::SECCOMP_RET_ERRNO | errno as u32;
+    [
+        step(LOAD, ARCH, 0, 0),
+        step(EQUAL, ARCHITECTURE, 0, 11), // else: no such call
+        step(LOAD, NUMBER, 0, 0),
+        step(AT_LEAST, OTHER_ABI, 9, 0),
+        step(EQUAL, libc::SYS_clone3 as u32, 8, 0),
+        step(EQUAL, libc::SYS_setns as u32, 5, 0),
+        step(EQUAL, libc::SYS_unshare as u32, 2, 0),
+        step(EQUAL, libc::SYS_clone as u32, 1, 0),
+        step(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
+        step(LOAD, FIRST, 0, 0),
+        step(HAS, libc::CLONE_NEWUSER as u32, 0, 1),
+        step(RETURN, error(libc::EPERM), 0, 0),
+        step(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
+        step(RETURN, error(libc::ENOSYS), 0, 0),
+    ]
 }
 
 /// A descriptor that is readable when a child ended; it does not block.

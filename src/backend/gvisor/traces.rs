@@ -104,7 +104,11 @@ fn sweep_below(directory: &Path, depth: u32, left: &mut Vec<String>) {
         let mut lines = record.lines();
         let id = lines.next().unwrap_or_default();
         if !id.is_empty() && id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
-            left.extend(cgroup::sweep(id, &lines.map(PathBuf::from).collect::<Vec<_>>()));
+            let groups = cgroup::sweep(id, &lines.map(PathBuf::from).collect::<Vec<_>>());
+            if !groups.is_empty() {
+                // The record is what the next sweep goes by.
+                return left.extend(groups);
+            }
         }
         left.extend(remove_files(directory));
     }
