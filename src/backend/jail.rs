@@ -35,7 +35,7 @@ mod spawn;
 pub use blocker::{Blocker, userns_probe};
 pub use inside::{Inside, Visible, Wire};
 pub use root::SCRATCH_MOUNT;
-pub use spawn::{Jail, JailError, JailedChild, own_executable, own_sha256};
+pub use spawn::{Jail, JailError, JailedChild, Lease, own_executable, own_sha256};
 
 /// Host uids (and gids) of jails that root starts. Outside every range that systemd hands out
 /// (<https://systemd.io/UIDS-GIDS/>) and above what `useradd` delegates; made from the jail's pid, which is unique while

@@ -8,6 +8,7 @@ pub const TESTS: &[(&str, fn())] = &[
     ("a_dropped_jail_leaves_no_process", a_dropped_jail_leaves_no_process),
     ("two_jails_never_share_a_host_uid", two_jails_never_share_a_host_uid),
     ("a_jail_outlives_the_thread_that_asked_for_it", a_jail_outlives_the_thread_that_asked_for_it),
+    ("a_host_without_user_namespaces_is_told_from_one_that_filters_them", each_blocker_is_found_by_trying),
     ("what_is_no_runner_is_told_so", what_is_no_runner_is_told_so),
 ];
 
@@ -63,4 +64,43 @@ fn what_is_no_runner_is_told_so() {
     command.arg(ENTRY).stdin(std::process::Stdio::null());
     let ran = command.output().unwrap();
     assert_eq!(ran.status.code(), Some(2));
+}
+
+/// First argument of a copy of this program that only probes, as it is or under a filter like that of a container.
+pub const PROBE: &str = "--probe";
+const FILTERED: &str = "--probe-filtered";
+
+pub fn probe(mode: &str) -> std::process::ExitCode {
+    if mode == FILTERED {
+        use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+        let denied = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+        let rules = [(libc::SYS_unshare, Vec::new())].into_iter().collect();
+        let arch = std::env::consts::ARCH.try_into().unwrap();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch).unwrap();
+        apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+    }
+    match userns_probe(ENTRY) {
+        Ok(()) => println!("a jail works here"),
+        Err(blocker) => println!("{blocker} -> {}", blocker.help),
+    }
+    std::process::ExitCode::SUCCESS
+}
+
+fn each_blocker_is_found_by_trying() {
+    let program = std::env::current_exe().unwrap();
+    let said = |command: &mut std::process::Command| String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert_eq!(said(std::process::Command::new(&program).arg(PROBE)), "a jail works here\n");
+    let filtered = said(std::process::Command::new(&program).arg(FILTERED));
+    assert!(filtered.contains("seccomp filter") && filtered.contains("--security-opt seccomp="), "{filtered}");
+    if rustix::process::geteuid().is_root() {
+        // Root alone in a namespace of its own could give the jail no other id than root.
+        let lone = said(std::process::Command::new("unshare").args(["-U", "-r"]).arg(&program).arg(PROBE));
+        assert!(lone.contains("knows no other user"), "{lone}");
+        return;
+    }
+    let script = format!("echo 0 > /proc/sys/user/max_user_namespaces && exec {} {PROBE}", program.display());
+    let off = said(std::process::Command::new("unshare").args(["-U", "-c", "--keep-caps", "sh", "-c", &script]));
+    assert!(off.contains("user.max_user_namespaces is 0") && off.contains("sysctl -w"), "{off}");
+    let nested = said(std::process::Command::new("unshare").args(["-U", "-c"]).arg(&program).arg(PROBE));
+    assert_eq!(nested, "a jail works here\n");
 }

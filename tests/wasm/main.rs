@@ -29,6 +29,9 @@ fn main() -> ExitCode {
     if let Some(code) = plimsoll::internal_entry() {
         return code;
     }
+    if let Some(mode) = std::env::args().nth(1).filter(|a| a.starts_with(jail::PROBE)) {
+        return jail::probe(&mode);
+    }
     // A cache of the tests' own. Setting a variable is not for a process with threads, so it is set for another one.
     if std::env::var_os("XDG_CACHE_HOME").is_none_or(|place| !place.to_string_lossy().contains(CACHE)) {
         return with_a_cache_of_its_own();

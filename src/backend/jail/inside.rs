@@ -135,11 +135,15 @@ fn build(wire: &mut Wire) -> Result<Inside, Failed> {
     // Changing ids makes a process undumpable, and then even the runner may not look at it in /proc.
     set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(at("stay dumpable"))?;
     die_with_parent().map_err(at("set the parent-death signal again"))?;
+    let (mut between, held) = io::pipe().map_err(at("make a pipe"))?;
     match sys::fork().map_err(at("fork"))? {
         Forked::Parent(worker) => wait_confined(worker),
-        Forked::Child => {}
+        Forked::Child => drop(held),
     }
     die_with_parent().map_err(at("set the worker's parent-death signal"))?;
+    // Ends when the process between has closed everything: from then on only this one holds the channel.
+    between.read(&mut [0]).map_err(at("wait for the process between"))?;
+    drop(between);
 
     let how = root::build(&setup.binds, cloned).map_err(at("build the private root"))?;
     let visible: Vec<Visible> = setup

@@ -1,5 +1,6 @@
 //! The runner's side: it starts the child, writes its id maps, and holds it.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStderr, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use plimsoll_guest::FrameError;
@@ -97,6 +98,8 @@ pub struct JailedChild {
     pub channel: [u64; 2],
     /// Host uid of the jail.
     pub uid: u32,
+    /// Keeps the uid from other jails of this runner.
+    pub lease: Lease,
     /// What Landlock does, as the child says; cannot be seen from outside.
     pub landlock: String,
     /// How each bind was made.
@@ -136,11 +139,12 @@ impl Jail {
             FromJail::Unshared => {}
             other => return Err(unexpected(other)),
         }
-        let uid = map_ids(&child, root, &spec)?;
+        let lease = map_ids(&child, root, &spec)?;
         send(&mut to, &Mapped)?;
         match hear(&mut from, until)? {
             FromJail::Jailed { landlock, binds } => {
-                Ok(JailedChild { child, to, from, diagnostics, channel, uid, landlock, binds })
+                let uid = lease.0;
+                Ok(JailedChild { child, to, from, diagnostics, channel, uid, lease, landlock, binds })
             }
             other => Err(unexpected(other)),
         }
@@ -199,7 +203,7 @@ fn unexpected(message: FromJail) -> JailError {
 }
 
 /// Writes the maps: one id inside, one outside. Gives directories that the jail is to own to it.
-fn map_ids(child: &Child, root: bool, spec: &Spec) -> Result<u32, JailError> {
+fn map_ids(child: &Child, root: bool, spec: &Spec) -> Result<Lease, JailError> {
     let proc = format!("/proc/{}", child.pid());
     let write = |file: &str, text: String| {
         std::fs::write(format!("{proc}/{file}"), text).map_err(|e| match e.raw_os_error() {
@@ -210,14 +214,16 @@ fn map_ids(child: &Child, root: bool, spec: &Spec) -> Result<u32, JailError> {
             _ => failed("write the jail's id maps")(e),
         })
     };
-    let (uid, gid) = if root {
-        let uid = host_uid(child.pid(), &spec.binds).map_err(JailError::Blocked)?;
-        (uid, uid)
+    let (lease, gid) = if root {
+        let lease = host_uid(child.pid(), &spec.binds).map_err(JailError::Blocked)?;
+        let gid = lease.0;
+        (lease, gid)
     } else {
         // A plain user may map only himself, and only once groups cannot be dropped any more.
         write("setgroups", "deny".to_owned())?;
-        (geteuid().as_raw(), rustix::process::getegid().as_raw())
+        (Lease(geteuid().as_raw()), rustix::process::getegid().as_raw())
     };
+    let uid = lease.0;
     write("uid_map", format!("{INSIDE_ID} {uid} 1\n"))?;
     write("gid_map", format!("{INSIDE_ID} {gid} 1\n"))?;
     if root {
@@ -230,14 +236,37 @@ fn map_ids(child: &Child, root: bool, spec: &Spec) -> Result<u32, JailError> {
                 .map_err(failed("give a directory to the jail"))?;
         }
     }
-    Ok(uid)
+    Ok(lease)
+}
+
+/// Uids of this runner's live jails.
+static LEASED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// A host uid that no other jail of this runner has while this lives. A plain user's jails all have the user's.
+#[derive(Debug)]
+pub struct Lease(u32);
+
+impl Lease {
+    /// The uid, unless a live jail has it.
+    fn take(uid: u32) -> Option<Self> {
+        LEASED.lock().ok()?.insert(uid).then_some(Self(uid))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Ok(mut leased) = LEASED.lock() {
+            leased.remove(&self.0);
+        }
+    }
 }
 
 /// The host uid of a jail that root starts.
 ///
 /// A tree that an earlier jail made, and that this one is to see as its own, decides it: an overlay can copy up only
-/// files whose owner the jail knows. That earlier jail is gone.
-fn host_uid(pid: u32, binds: &[Bind]) -> Result<u32, Blocker> {
+/// files whose owner the jail knows. That earlier jail is gone; if another one uses the tree just now, it gets a fresh
+/// uid and a copy instead.
+fn host_uid(pid: u32, binds: &[Bind]) -> Result<Lease, Blocker> {
     let inherited = binds
         .iter()
         .filter(|b| matches!(b.access, Access::Scratch { .. }))
@@ -247,9 +276,13 @@ fn host_uid(pid: u32, binds: &[Bind]) -> Result<u32, Blocker> {
     let mut random = [0u8; 1];
     let _ = getrandom::fill(&mut random);
     let fresh = JAIL_UIDS.start + ((pid & 0x3f_ffff) << 5) + u32::from(random[0] & 31);
-    let wanted = inherited.unwrap_or(fresh);
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    within_map(&map, wanted).ok_or_else(Blocker::lone_root)
+    let known = |uid| within_map(&map, uid);
+    if let Some(lease) = inherited.and_then(known).and_then(Lease::take) {
+        return Ok(lease);
+    }
+    // Few ids are known in some containers: then the first that no live jail has.
+    (fresh..fresh + 64).filter_map(known).find_map(Lease::take).ok_or_else(Blocker::lone_root)
 }
 
 /// `wanted` if the runner's own user namespace knows it, else the like of it in the largest range that it knows.
@@ -287,11 +320,19 @@ mod tests {
     fn a_jail_of_root_never_gets_uid_0_and_stays_within_the_known_ids() {
         let whole = "0 0 4294967295\n";
         let fresh = host_uid(4_194_304, &[]);
-        assert!(fresh.is_ok_and(|uid| uid != 0));
+        assert!(fresh.is_ok_and(|lease| lease.0 != 0));
         assert_eq!(within_map(whole, 0x7000_0001), Some(0x7000_0001));
         let container = "0 100000 65536\n";
         assert!(within_map(container, 0x7000_0001).is_some_and(|uid| (32768..65536).contains(&uid)));
         assert_eq!(within_map("0 1000 1\n", 0x7000_0001), None);
+    }
+
+    #[test]
+    fn a_leased_uid_is_not_given_again_until_it_is_back() {
+        let lease = Lease::take(0x7700_0000).unwrap();
+        assert!(Lease::take(0x7700_0000).is_none());
+        drop(lease);
+        assert!(Lease::take(0x7700_0000).is_some());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use plimsoll_guest::{Dispatch, Filesystem, Program};
 use tokio::net::unix::pipe::{Receiver, Sender};
 
 use super::channel::{Cancel, Channel, Ended, Outcome};
-use super::jail::{Access, Bind, Inside, Jail, JailError, JailedChild, Limits, Profile, Spec, own_sha256};
+use super::jail::{Access, Bind, Inside, Jail, JailError, JailedChild, Lease, Limits, Profile, Spec, own_sha256};
 use super::process::{self, Child, on_spawner};
 use super::{BackendKind, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
 use crate::env::Env;
@@ -62,6 +62,7 @@ pub struct Wasm {
     landlock: String,
     binds: Vec<String>,
     uid: u32,
+    _lease: Lease,
     expected: Expectation,
     boundary: Option<Boundary>,
     cache: Result<Cache, String>,
@@ -101,7 +102,7 @@ impl Wasm {
             .await
             .map_err(|e| PrepareError::io("build the worker's jail")(io::Error::other(e)))?
             .map_err(unavailable)?;
-        let JailedChild { child, to, from, diagnostics, channel: inodes, uid, landlock, binds } = jailed;
+        let JailedChild { child, to, from, diagnostics, channel: inodes, uid, lease, landlock, binds } = jailed;
         let channel = (|| {
             // A whole module or a flood of output goes through in fewer turns; where this is refused the default does.
             let _ = rustix::pipe::fcntl_setpipe_size(&to, 1 << 20);
@@ -125,6 +126,7 @@ impl Wasm {
             landlock,
             binds,
             uid,
+            _lease: lease,
             boundary: None,
             cache,
             code_origin: CodeOrigin::Compiled,
