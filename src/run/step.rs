@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use plimsoll_guest::Dispatch;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
@@ -188,8 +189,8 @@ impl Attempt<'_> {
         }
         let Ok(rootfs) = self.image(backend, &scratch, cancel).await else { return true };
         let plan = self.plan(ready, scratch, rootfs);
-        let output = match self.output() {
-            Ok(output) => output,
+        let (output, shown) = match self.output() {
+            Ok(both) => both,
             Err(e) => {
                 self.internal("collect", format!("failed to make the step's log files: {e}"));
                 return true;
@@ -202,6 +203,8 @@ impl Attempt<'_> {
             let passage = pass(request, ready.dispatch.clone(), &mut output, cancel).await;
             (passage, output.finish())
         };
+        // What the guest printed is told before the step's end is, or whoever shows it live would lose it.
+        let _ = shown.await;
         if more && passage.dispatched == Dispatched::No && turned_away(&passage) {
             self.report.notices.push(format!("{backend} was passed over: {}", why(&passage)));
             self.discard_logs();
@@ -280,7 +283,8 @@ impl Attempt<'_> {
         self.context.logs.join(self.report.directory())
     }
 
-    fn output(&self) -> std::io::Result<Output> {
+    /// Where the guest's output goes, and the task that hands it on as it comes; that ends with the output.
+    fn output(&self) -> std::io::Result<(Output, JoinHandle<()>)> {
         let logs = self.logs();
         DirBuilder::new().recursive(true).mode(0o755).create(&logs)?;
         let wanted = !self.step.outputs.is_empty() || self.step.junit.is_some();
@@ -296,12 +300,13 @@ impl Attempt<'_> {
         };
         let (live, mut pieces) = mpsc::unbounded_channel();
         let (events, index) = (self.context.events.clone(), self.report.index);
-        tokio::spawn(async move {
+        let shown = tokio::spawn(async move {
             while let Some(crate::backend::output::Piece { stream, bytes }) = pieces.recv().await {
                 let _ = events.send(Event::Output { index, stream, bytes });
             }
         });
-        Output::create(&logs, directory, self.step.limits.output, OUTPUT_BUDGET, Some(live))
+        let output = Output::create(&logs, directory, self.step.limits.output, OUTPUT_BUDGET, Some(live))?;
+        Ok((output, shown))
     }
 
     /// Empty log files of a backend that was passed over make room for the next one's.
