@@ -249,7 +249,9 @@ pub struct Lease(u32);
 impl Lease {
     /// The uid, unless a live jail has it.
     fn take(uid: u32) -> Option<Self> {
-        LEASED.lock().ok()?.insert(uid).then_some(Self(uid))
+        let taken = LEASED.lock().ok()?.insert(uid);
+        // Not `then_some`: what it would throw away is a lease, and giving that back takes the lock.
+        if taken { Some(Self(uid)) } else { None }
     }
 }
 
