@@ -114,12 +114,26 @@ fn links_inside_are_removed_and_never_followed() {
     let report = root.path().join("report");
     fs::remove_file(report.join("report.json")).unwrap();
     symlink(victim.join("precious"), report.join("report.json")).unwrap();
-    symlink(&victim, report.join("steps/02-link")).unwrap();
+    let step = fs::read_dir(report.join("steps")).unwrap().next().unwrap().unwrap().path();
+    fs::remove_file(step.join("stdout.log")).unwrap();
+    symlink(&victim, step.join("stdout.log")).unwrap();
     fs::remove_file(report.join("junit.xml")).unwrap();
     symlink(&victim, report.join("junit.xml")).unwrap();
     samples::passed().commit(root.path());
     assert!(victim.join("precious").exists());
     assert!(fs::symlink_metadata(report.join("report.json")).unwrap().is_file());
+}
+
+#[test]
+fn a_strangers_file_among_the_logs_is_kept() {
+    let root = tempfile::tempdir().unwrap();
+    samples::passed().commit(root.path());
+    let path = root.path().join("report");
+    let theirs = path.join("steps/notes.txt");
+    fs::write(&theirs, "x").unwrap();
+    let error = ReportDir::claim(&path).unwrap_err();
+    assert!(matches!(error, ClaimError::Refused { .. }) && error.to_string().contains("notes.txt"), "{error}");
+    assert!(theirs.exists());
 }
 
 #[test]

@@ -278,7 +278,11 @@ fn wasm_step(index: u32, name: &str, slug: &str) -> StepReport {
     step.engine = Some(EngineRecord {
         name: "wasm".to_owned(),
         engine_version: "wasmtime 48.0.8".to_owned(),
-        binaries: vec![],
+        binaries: vec![BinaryRecord {
+            path: "/proc/self/exe".to_owned(),
+            version: "0.1.0".to_owned(),
+            sha256: hex64('1'),
+        }],
         settings: BTreeMap::from([("epochs".to_owned(), "10 ms".to_owned())]),
     });
     observe(&mut step, &host(container_facts()));
