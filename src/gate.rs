@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::channel::{Cancel, CancelSignal, ChallengeError, Ended, cancelled};
-use crate::backend::{Answer, BackendKind, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Usage};
+use crate::backend::{Answer, Backend, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Usage};
 use crate::evidence::{ControlId, Fact, Judgement, Observation, Refusal, Tier, judge};
 
 /// How long an agent may take to answer the challenge once its boundary is up.
@@ -102,7 +102,7 @@ pub struct Passage {
 #[derive(Debug)]
 pub struct Request<'a> {
     /// Which backend.
-    pub backend: BackendKind,
+    pub backend: Backend,
     /// What its boundary is built to.
     pub plan: &'a Plan,
     /// The weakest tier that will do.
@@ -256,11 +256,11 @@ async fn cross(
 
 /// What the inside says of its kernel. A boot id that is the host's own contradicts a kernel of its own; another one proves
 /// nothing, since anybody can make one up.
-fn guest_observation(backend: BackendKind, answer: &Answer) -> Option<Observation> {
+fn guest_observation(backend: Backend, answer: &Answer) -> Option<Observation> {
     let control = match backend {
-        BackendKind::Gvisor => ControlId::GuestKernel,
-        BackendKind::Firecracker => ControlId::Hypervisor,
-        BackendKind::Wasm => return None,
+        Backend::Gvisor => ControlId::GuestKernel,
+        Backend::Firecracker => ControlId::Hypervisor,
+        Backend::Wasm => return None,
     };
     let shown = |text: &str| text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(128).collect::<String>();
     let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -351,7 +351,7 @@ mod tests {
         let mut output = Output::create(logs.path(), None, 100, OutputBudget { files: 0, bytes: 0 }, None).unwrap();
         let calls: Calls = Arc::new(Mutex::new(vec![]));
         let (plan, required) = (plan(deadline), BTreeSet::new());
-        let request = Request { backend: BackendKind::Wasm, plan: &plan, floor: Tier::Process, required: &required };
+        let request = Request { backend: Backend::Wasm, plan: &plan, floor: Tier::Process, required: &required };
         let (sender, mut cancel) = watch::channel(None);
         if let Some(signal) = signal {
             tokio::spawn(async move {

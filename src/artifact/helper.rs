@@ -308,20 +308,9 @@ impl Job {
         let answer = match unpack(&self.input, self.destination, &self.request) {
             Ok(summary) => Answer::Unpacked(summary),
             Err(Error::Rejected(rejection)) => Answer::Rejected(rejection),
-            Err(error @ Error::Failed { .. }) => Answer::Failed(chain(&error)),
+            Err(error @ Error::Failed { .. }) => Answer::Failed(crate::text::chain(&error)),
         };
         send(&self.channel, &serde_json::to_vec(&answer)?, SendFlags::NOSIGNAL)?;
         Ok(())
     }
-}
-
-/// An error and its causes on one line: only text crosses to the other process.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }

@@ -50,7 +50,7 @@ impl Fake {
         calls.lock().unwrap().push("prepare");
         if script.unavailable {
             return Err(PrepareError::Unavailable {
-                backend: super::BackendKind::Wasm,
+                backend: super::Backend::Wasm,
                 blocker: "the script says so".to_owned(),
                 help: "change the script".to_owned(),
             });

@@ -38,7 +38,7 @@ pub mod wasm;
 pub use channel::{Answer, Channel, Ended, Outcome};
 pub use output::Output;
 
-pub use crate::spec::Backend as BackendKind;
+pub use crate::spec::Backend;
 
 /// What a boundary is built to. Made from a validated step, the policy and the host's probes; holds no guest bytes.
 #[derive(Debug, Clone)]
@@ -142,7 +142,7 @@ pub enum PrepareError {
     #[error("{backend} is not available on this host: {blocker}")]
     Unavailable {
         /// The backend.
-        backend: BackendKind,
+        backend: Backend,
         /// What stands in the way.
         blocker: String,
         /// What to do about it, one line.
@@ -192,11 +192,11 @@ impl Sandbox {
     ///
     /// # Errors
     /// As [`PrepareError`] says; nothing is left behind.
-    pub async fn prepare(backend: BackendKind, plan: &Plan) -> Result<Self, PrepareError> {
+    pub async fn prepare(backend: Backend, plan: &Plan) -> Result<Self, PrepareError> {
         match backend {
-            BackendKind::Wasm => Wasm::prepare(plan).await.map(|s| Self::Wasm(Box::new(s))),
-            BackendKind::Gvisor => Gvisor::prepare(plan).await.map(|s| Self::Gvisor(Box::new(s))),
-            BackendKind::Firecracker => Err(PrepareError::Unavailable {
+            Backend::Wasm => Wasm::prepare(plan).await.map(|s| Self::Wasm(Box::new(s))),
+            Backend::Gvisor => Gvisor::prepare(plan).await.map(|s| Self::Gvisor(Box::new(s))),
+            Backend::Firecracker => Err(PrepareError::Unavailable {
                 backend,
                 blocker: "this build of plimsoll has no microVM backend yet".to_owned(),
                 help: "use `backend: gvisor`, with a floor of `kernel` at most".to_owned(),

@@ -11,7 +11,7 @@ use super::output::result::millis;
 use super::output::{Log, Style};
 use super::trial::{self, Trials};
 use super::{CommonArgs, args, signals};
-use crate::backend::BackendKind;
+use crate::backend::Backend;
 use crate::env::{Env, Var};
 use crate::evidence::Status;
 use crate::exit::Exit;
@@ -52,11 +52,11 @@ pub enum Which {
 }
 
 impl Which {
-    const fn kind(self) -> BackendKind {
+    const fn kind(self) -> Backend {
         match self {
-            Which::Firecracker => BackendKind::Firecracker,
-            Which::Gvisor => BackendKind::Gvisor,
-            Which::Wasm => BackendKind::Wasm,
+            Which::Firecracker => Backend::Firecracker,
+            Which::Gvisor => Backend::Gvisor,
+            Which::Wasm => Backend::Wasm,
         }
     }
 }
@@ -100,25 +100,25 @@ pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit,
     })
 }
 
-fn overrides(kind: BackendKind, trials: &Trials<'_>) -> Overrides {
-    let run = if kind == BackendKind::Wasm { "nothing.wat" } else { "exit 0" };
+fn overrides(kind: Backend, trials: &Trials<'_>) -> Overrides {
+    let run = if kind == Backend::Wasm { "nothing.wat" } else { "exit 0" };
     Overrides {
         name: Some(kind.name().to_owned()),
         run: Some(run.to_owned()),
         backend: Some(kind.name().to_owned()),
         // A microVM needs one.
-        image: (kind == BackendKind::Firecracker).then(|| format!("dir:{}", trials.image().display())),
+        image: (kind == Backend::Firecracker).then(|| format!("dir:{}", trials.image().display())),
         ..Overrides::default()
     }
 }
 
 struct Row<'a> {
-    kind: BackendKind,
+    kind: Backend,
     step: &'a StepReport,
 }
 
 impl<'a> Row<'a> {
-    fn of(kind: BackendKind, report: &'a Report) -> Option<Self> {
+    fn of(kind: Backend, report: &'a Report) -> Option<Self> {
         report.steps.first().map(|step| Self { kind, step })
     }
 
@@ -135,7 +135,7 @@ impl<'a> Row<'a> {
     }
 }
 
-fn as_text(rows: &[Row<'_>], reports: &[(BackendKind, Report)], style: Style, common: &CommonArgs) -> String {
+fn as_text(rows: &[Row<'_>], reports: &[(Backend, Report)], style: Style, common: &CommonArgs) -> String {
     let mut text = String::new();
     for row in rows {
         let name = format!("{:<12}", row.kind.name());
@@ -181,7 +181,7 @@ fn as_text(rows: &[Row<'_>], reports: &[(BackendKind, Report)], style: Style, co
     text
 }
 
-fn as_json(rows: &[Row<'_>], reports: &[(BackendKind, Report)]) -> String {
+fn as_json(rows: &[Row<'_>], reports: &[(Backend, Report)]) -> String {
     let row = |row: &Row<'_>| {
         let controls: serde_json::Map<String, Value> =
             row.step.controls.iter().map(|c| (c.id.to_string(), json!(c.status))).collect();

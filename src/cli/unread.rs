@@ -6,8 +6,7 @@
 use super::failure::Failure;
 use crate::evidence::Tier;
 use crate::exit::Exit;
-use crate::gate::Dispatched;
-use crate::report::{RefusalRecord, Report, Resources, StepReport, Verdict};
+use crate::report::{RefusalRecord, Report, StepReport, Verdict};
 
 /// Makes the report of an empty run tell the failure.
 pub fn tell(report: &mut Report, failure: &Failure) {
@@ -18,28 +17,8 @@ pub fn tell(report: &mut Report, failure: &Failure) {
 
 fn entry(failure: &Failure) -> StepReport {
     StepReport {
-        index: 1,
-        name: "reading the steps".to_owned(),
-        slug: "reading-the-steps".to_owned(),
         verdict: Verdict::of(failure.exit),
         exit: failure.exit,
-        forgiven: false,
-        dispatched: Dispatched::No,
-        command: String::new(),
-        image: None,
-        grants: Vec::new(),
-        engine: None,
-        backend: None,
-        // What an unread step would have had to prove is not known.
-        floor: Tier::Process,
-        tier: None,
-        controls: Vec::new(),
-        artifact: None,
-        result: None,
-        resources: Resources::default(),
-        outputs: Vec::new(),
-        guest_tests: None,
-        guest_cases: Default::default(),
         refusal: Some(RefusalRecord {
             stage: "spec".to_owned(),
             reason: match failure.exit {
@@ -50,6 +29,7 @@ fn entry(failure: &Failure) -> StepReport {
             message: failure.message(),
             help: failure.help().map(str::to_owned),
         }),
-        notices: Vec::new(),
+        // What an unread step would have had to prove is not known.
+        ..StepReport::untried(1, "reading the steps", "reading-the-steps", Tier::Process)
     }
 }

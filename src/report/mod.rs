@@ -331,6 +331,36 @@ pub struct RefusalRecord {
 }
 
 impl StepReport {
+    /// A step that nothing has happened to: an error until something else is known.
+    #[must_use]
+    pub fn untried(index: u32, name: &str, slug: &str, floor: Tier) -> Self {
+        Self {
+            index,
+            name: name.to_owned(),
+            slug: slug.to_owned(),
+            verdict: Verdict::Error,
+            exit: Exit::Internal,
+            forgiven: false,
+            dispatched: Dispatched::No,
+            command: String::new(),
+            image: None,
+            grants: Vec::new(),
+            engine: None,
+            backend: None,
+            floor,
+            tier: None,
+            controls: Vec::new(),
+            artifact: None,
+            result: None,
+            resources: Resources::default(),
+            outputs: Vec::new(),
+            guest_tests: None,
+            guest_cases: guest_junit::Cases::default(),
+            refusal: None,
+            notices: Vec::new(),
+        }
+    }
+
     /// Whether the floor is proven.
     #[must_use]
     pub fn proven(&self) -> bool {

@@ -23,8 +23,9 @@ pub fn describe(runner: Option<String>) -> Host {
 /// # Errors
 /// If the executable cannot be read.
 pub fn tool() -> std::io::Result<Tool> {
-    let mut exe = fs::File::open("/proc/self/exe")?;
-    Ok(Tool { version: env!("CARGO_PKG_VERSION").to_owned(), sha256: crate::evidence::proc::hash(&mut exe)? })
+    let exe = fs::File::open("/proc/self/exe")?;
+    let sha256 = crate::evidence::proc::executable_sha256(&exe)?;
+    Ok(Tool { version: env!("CARGO_PKG_VERSION").to_owned(), sha256 })
 }
 
 fn cpu_model(cpuinfo: &str) -> String {

@@ -11,36 +11,17 @@ use crate::evidence::judge::{ALWAYS_REQUIRED, row, weigh};
 use crate::evidence::{ControlId, Status, Tier};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage};
-use crate::report::{RefusalRecord, Resources, ResultRecord, StepReport, Verdict, controls};
+use crate::report::{RefusalRecord, ResultRecord, StepReport, Verdict, controls};
 use crate::spec::{Backend, Step};
 
 /// A step's report before anything happened: what the step asked for.
 #[must_use]
 pub fn blank(step: &Step) -> StepReport {
+    let index = u32::try_from(step.index).unwrap_or(u32::MAX);
     StepReport {
-        index: u32::try_from(step.index).unwrap_or(u32::MAX),
-        name: step.name.clone(),
-        slug: step.slug.clone(),
-        verdict: Verdict::Error,
-        exit: Exit::Internal,
-        forgiven: false,
-        dispatched: Dispatched::No,
         command: step.command.to_string(),
-        image: None,
         grants: step.grants.names().into_iter().chain(step.mounts.iter().map(mount_words)).collect(),
-        engine: None,
-        backend: None,
-        floor: step.floor(),
-        tier: None,
-        controls: Vec::new(),
-        artifact: None,
-        result: None,
-        resources: Resources::default(),
-        outputs: Vec::new(),
-        guest_tests: None,
-        guest_cases: Default::default(),
-        refusal: None,
-        notices: Vec::new(),
+        ..StepReport::untried(index, &step.name, &step.slug, step.floor())
     }
 }
 

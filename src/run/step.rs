@@ -18,7 +18,7 @@ use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
 use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
-use crate::backend::{BackendKind, Output, Plan, PrepareError};
+use crate::backend::{Backend, Output, Plan, PrepareError};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
 use crate::image::Image;
@@ -66,9 +66,9 @@ impl Attempt<'_> {
         let began = Instant::now();
         let floor = self.step.floor();
         // A backend that this release does not have is tried only where it is named, to say so.
-        let there = |backend: &BackendKind| backend.is_built() || self.step.backend == BackendChoice::Firecracker;
-        let known: Vec<BackendKind> = self.step.candidates().into_iter().filter(there).collect();
-        let candidates: Vec<BackendKind> = known.iter().copied().filter(|b| b.reaches() >= floor).collect();
+        let there = |backend: &Backend| backend.is_built() || self.step.backend == BackendChoice::Firecracker;
+        let known: Vec<Backend> = self.step.candidates().into_iter().filter(there).collect();
+        let candidates: Vec<Backend> = known.iter().copied().filter(|b| b.reaches() >= floor).collect();
         if candidates.is_empty() {
             return refuse(self.report, Exit::Refused, record::out_of_reach(&known, floor));
         }
@@ -181,7 +181,7 @@ impl Attempt<'_> {
 
     /// Tries one backend; says whether that settles the step. With `more` backends to try, one that this host lacks or
     /// that does not prove the floor settles nothing, since nothing ran.
-    async fn through_the_gate(&mut self, backend: BackendKind, ready: &Ready, cancel: &mut Cancel, more: bool) -> bool {
+    async fn through_the_gate(&mut self, backend: Backend, ready: &Ready, cancel: &mut Cancel, more: bool) -> bool {
         let scratch = ready.scratch.join(backend.name());
         if let Err(e) = DirBuilder::new().mode(0o700).create(&scratch) {
             self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
@@ -219,11 +219,11 @@ impl Attempt<'_> {
     /// says why.
     async fn image(
         &mut self,
-        backend: BackendKind,
+        backend: Backend,
         scratch: &Path,
         cancel: &mut Cancel,
     ) -> Result<Option<PathBuf>, Settled> {
-        if backend == BackendKind::Wasm {
+        if backend == Backend::Wasm {
             return Ok(None);
         }
         let source = self.step.image.clone().unwrap_or(ImageSource::Host);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use plimsoll::backend::channel::CancelSignal;
 use plimsoll::backend::gvisor::boundary::use_executable;
-use plimsoll::backend::{BackendKind, Bounds, Engines, Output, Plan};
+use plimsoll::backend::{Backend, Bounds, Engines, Output, Plan};
 use plimsoll::evidence::{Fact, Tier};
 use plimsoll::gate::{self, End, Passage, Request};
 use plimsoll::image::rootfs::GUEST_USER;
@@ -186,7 +186,7 @@ impl Step {
             });
         }
         let required = BTreeSet::new();
-        let request = Request { backend: BackendKind::Gvisor, plan: &plan, floor: self.floor, required: &required };
+        let request = Request { backend: Backend::Gvisor, plan: &plan, floor: self.floor, required: &required };
         let passage = gate::pass(request, dispatch, &mut output, &mut cancel).await;
         let written = output.finish();
         let text = |name: &str| String::from_utf8_lossy(&std::fs::read(logs.join(name)).unwrap()).into_owned();

@@ -58,34 +58,6 @@ pub fn hex64(c: char) -> String {
     c.to_string().repeat(64)
 }
 
-fn blank(index: u32, name: &str, slug: &str) -> StepReport {
-    StepReport {
-        index,
-        name: name.to_owned(),
-        slug: slug.to_owned(),
-        verdict: Verdict::Error,
-        exit: Exit::Internal,
-        forgiven: false,
-        dispatched: Dispatched::No,
-        command: String::new(),
-        image: None,
-        grants: Vec::new(),
-        engine: None,
-        backend: None,
-        floor: Tier::Kernel,
-        tier: None,
-        controls: Vec::new(),
-        artifact: None,
-        result: None,
-        resources: Resources::default(),
-        outputs: Vec::new(),
-        guest_tests: None,
-        guest_cases: guest_junit::Cases::default(),
-        refusal: None,
-        notices: Vec::new(),
-    }
-}
-
 fn around(exit: Exit, steps: Vec<StepReport>) -> Report {
     Report {
         verdict: Verdict::of(exit),
@@ -222,7 +194,12 @@ const PYTEST: &str = r#"<testsuites><testsuite name="pytest" tests="4"><testcase
  <testcase classname="test_patch.TestLimits" name="test_large" time="0.318"/></testsuite></testsuites>"#;
 
 fn gvisor_step(index: u32) -> StepReport {
-    let mut step = blank(index, "Unit tests of the generated patch", "unit-tests-of-the-generated-patch");
+    let mut step = StepReport::untried(
+        index,
+        "Unit tests of the generated patch",
+        "unit-tests-of-the-generated-patch",
+        Tier::Kernel,
+    );
     step.command = "python3 -m unittest -v".to_owned();
     step.image = Some(ImageRecord { reference: "host".to_owned(), digest: None });
     step.backend = Some("gvisor".to_owned());
@@ -271,7 +248,7 @@ pub fn passed() -> Sample {
 }
 
 fn wasm_step(index: u32, name: &str, slug: &str) -> StepReport {
-    let mut step = blank(index, name, slug);
+    let mut step = StepReport::untried(index, name, slug, Tier::Kernel);
     step.floor = Tier::Container;
     step.backend = Some("wasm".to_owned());
     step.command = "hello.wasm --check".to_owned();
@@ -337,7 +314,7 @@ pub fn refused() -> Sample {
 
 /// Nothing came up at all.
 pub fn unavailable() -> Sample {
-    let mut step = blank(1, "Unit tests", "unit-tests");
+    let mut step = StepReport::untried(1, "Unit tests", "unit-tests", Tier::Kernel);
     step.backend = Some("gvisor".to_owned());
     step.command = "make test".to_owned();
     step.resources.total_ms = 3;

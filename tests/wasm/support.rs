@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use plimsoll::backend::channel::CancelSignal;
 use plimsoll::backend::output::Written;
-use plimsoll::backend::{BackendKind, Bounds, Engines, Output, Plan};
+use plimsoll::backend::{Backend, Bounds, Engines, Output, Plan};
 use plimsoll::evidence::{ControlId, Status, Tier};
 use plimsoll::gate::{End, Passage, Request, pass};
 use plimsoll_guest::{Dispatch, Filesystem, GuestLimits, GuestResult, OutputBudget, Program, WasmProgram};
@@ -147,7 +147,7 @@ impl Guest {
         let watcher = std::thread::spawn(move || meanwhile(cancel));
         let plan = self.plan(scratch.path());
         let required = BTreeSet::new();
-        let request = Request { backend: BackendKind::Wasm, plan: &plan, floor: self.floor, required: &required };
+        let request = Request { backend: Backend::Wasm, plan: &plan, floor: self.floor, required: &required };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let passage = runtime.block_on(pass(request, self.dispatch(), &mut output, &mut cancelled));
         watcher.join().unwrap();

@@ -8,7 +8,7 @@ use std::io;
 use super::launcher::Stage;
 use super::runsc;
 use crate::backend::jail::{Blocker, userns_probe};
-use crate::backend::{BackendKind, PrepareError};
+use crate::backend::{Backend, PrepareError};
 
 /// What is tried, and what the last failure taught.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Attempt {
     pub fn learn(&mut self, stage: Stage, what: &str, errno: Option<i32>, log: &str) -> Result<(), PrepareError> {
         let said = log.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("").trim().to_owned();
         let unavailable = |blocker: String, help: &str| PrepareError::Unavailable {
-            backend: BackendKind::Gvisor,
+            backend: Backend::Gvisor,
             blocker,
             help: help.to_owned(),
         };

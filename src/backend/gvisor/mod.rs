@@ -27,7 +27,7 @@ use plimsoll_guest::{Dispatch, LimitHit};
 
 use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
-use super::{BackendKind, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
+use super::{Backend, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
 use crate::evidence::proc::ProcDir;
 use crate::evidence::{Admission, ControlId, Fact, Observation};
 use crate::image::Rootfs;
@@ -270,7 +270,7 @@ impl Gvisor {
     #[must_use]
     pub fn engine(&self) -> EngineRecord {
         EngineRecord {
-            name: BackendKind::Gvisor.name().to_owned(),
+            name: Backend::Gvisor.name().to_owned(),
             engine_version: self.version.clone(),
             binaries: vec![BinaryRecord {
                 path: self.runsc.path().display().to_string(),
@@ -325,7 +325,7 @@ impl Gvisor {
 /// The limit ended the engine before there was a boundary.
 fn too_little_memory(bytes: u64) -> PrepareError {
     PrepareError::Unavailable {
-        backend: BackendKind::Gvisor,
+        backend: Backend::Gvisor,
         blocker: format!("gVisor itself does not fit into a memory limit of {bytes} bytes"),
         help: "raise `sandbox.memory`; an idle sandbox takes some 20 MiB, starting it some 60".to_owned(),
     }

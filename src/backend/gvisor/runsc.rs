@@ -1,7 +1,7 @@
 //! The engine executable: found once, opened once, and executed through that descriptor ever after.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::backend::{BackendKind, Engines, PrepareError, process};
+use crate::backend::{Backend, Engines, PrepareError, process};
 use crate::env::{Env, Var};
 use crate::evidence::fact::EngineKind;
 use crate::evidence::identity::RELEASES;
-use crate::evidence::proc::hash;
+use crate::evidence::proc::executable_sha256;
 
 /// How long `runsc --version` may take.
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ impl Runsc {
     /// [`PrepareError::Unavailable`] if there is none, or it is no program.
     pub fn open(engines: &Engines) -> Result<Self, PrepareError> {
         let unavailable = |blocker: String, help: &str| PrepareError::Unavailable {
-            backend: BackendKind::Gvisor,
+            backend: Backend::Gvisor,
             blocker,
             help: help.to_owned(),
         };
@@ -78,7 +78,7 @@ impl Runsc {
     /// If the runner has no descriptor left.
     pub fn sha256_task(&self) -> io::Result<tokio::task::JoinHandle<io::Result<String>>> {
         let file = self.file.try_clone()?;
-        Ok(tokio::task::spawn_blocking(move || hash(&mut At { file: &file, offset: 0 })))
+        Ok(tokio::task::spawn_blocking(move || executable_sha256(&file)))
     }
 
     /// The version: from the list of releases, else what the program says. A label.
@@ -92,20 +92,6 @@ impl Runsc {
             Ok(said) => parse_version(&String::from_utf8_lossy(&said.stdout)),
             Err(_) => "unknown".to_owned(),
         }
-    }
-}
-
-/// Reads without moving the shared position.
-struct At<'a> {
-    file: &'a File,
-    offset: u64,
-}
-
-impl Read for At<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.file.read_at(buffer, self.offset)?;
-        self.offset += n as u64;
-        Ok(n)
     }
 }
 

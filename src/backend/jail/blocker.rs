@@ -145,16 +145,9 @@ pub fn userns_probe(entry: &'static str) -> Result<(), Blocker> {
         Ok(_) => Ok(()),
         Err(JailError::Blocked(blocker)) => Err(blocker),
         Err(e) => Err(Blocker::new(
-            format!("a jail cannot be built: {}", chain(&e)),
+            format!("a jail cannot be built: {}", crate::text::chain(&e)),
             "please report this with the output of `plimsoll doctor --json`",
         )),
-    }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
     }
 }
 

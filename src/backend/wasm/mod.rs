@@ -19,7 +19,7 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 use super::channel::{Cancel, Channel, Ended, Outcome};
 use super::jail::{Access, Bind, Inside, Jail, JailError, JailedChild, Lease, Limits, Profile, Spec, own_sha256};
 use super::process::{self, Child, on_spawner};
-use super::{BackendKind, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
+use super::{Backend, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
 use crate::env::Env;
 use crate::evidence::observe::{Boundary, Expectation, Snapshot, holders};
 use crate::evidence::{Admission, ControlId, Fact, Observation};
@@ -277,7 +277,7 @@ impl Wasm {
             }
         }
         EngineRecord {
-            name: BackendKind::Wasm.name().to_owned(),
+            name: Backend::Wasm.name().to_owned(),
             engine_version: engine::VERSION.to_owned(),
             binaries: vec![BinaryRecord {
                 path,
@@ -365,7 +365,7 @@ fn spec(plan: &Plan) -> Spec {
 fn unavailable(error: JailError) -> PrepareError {
     match error {
         JailError::Blocked(blocker) => {
-            PrepareError::Unavailable { backend: BackendKind::Wasm, blocker: blocker.what, help: blocker.help }
+            PrepareError::Unavailable { backend: Backend::Wasm, blocker: blocker.what, help: blocker.help }
         }
         JailError::Runner { action, source } => PrepareError::Io { action, source },
         step @ JailError::Step { .. } => {
