@@ -303,6 +303,7 @@ mod tests {
             workspace: None,
             rootfs: None,
             mounts: vec![],
+            machine: None,
             filesystem: plimsoll_guest::Filesystem::None,
             deterministic: false,
             engines: Engines::default(),
@@ -320,6 +321,7 @@ mod tests {
             limits: GuestLimits { pids: 1, memory_bytes: 1, disk_bytes: 1, deadline_ms: 1 },
             clock_ns: 0,
             entropy: [0; 32],
+            drives: Vec::new(),
         }
     }
 

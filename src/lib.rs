@@ -43,8 +43,8 @@ pub mod text;
 /// be called first thing in `main`, while there is one thread and nothing is set up.
 #[must_use]
 pub fn internal_entry() -> Option<std::process::ExitCode> {
-    if std::env::args_os().nth(1).is_some_and(|word| word == backend::gvisor::launcher::ENTRY) {
-        return Some(backend::gvisor::launcher::main().into());
+    if std::env::args_os().nth(1).is_some_and(|word| word == backend::launcher::ENTRY) {
+        return Some(backend::launcher::main().into());
     }
     backend::jail::internal_entry(&[
         (backend::wasm::ENTRY, backend::wasm::worker),

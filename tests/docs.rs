@@ -117,6 +117,7 @@ fn the_releases_table_is_the_codes() {
         EngineKind::Worker => "plimsoll",
         EngineKind::Runsc => "runsc",
         EngineKind::Firecracker => "firecracker",
+        EngineKind::Jailer => "jailer",
     };
     let real: Vec<Vec<String>> =
         RELEASES.iter().map(|r| [engine(r), r.version, r.sha256, r.source].map(str::to_owned).into()).collect();

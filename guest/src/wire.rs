@@ -48,6 +48,17 @@ pub struct Dispatch {
     pub clock_ns: u64,
     /// Fresh host randomness, mixed in where the guest owns an entropy pool.
     pub entropy: [u8; 32],
+    /// Block devices of a microVM that are mounted at dispatch, read-only; none elsewhere.
+    pub drives: Vec<Drive>,
+}
+
+/// A block device with a squashfs on it, and where it appears.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drive {
+    /// Name of the device below `/dev`, such as `vdb`.
+    pub device: String,
+    /// Absolute path inside. `/workspace` is the artifact: what the program writes there lies over it.
+    pub at: String,
 }
 
 /// What runs.

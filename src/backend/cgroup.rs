@@ -218,6 +218,16 @@ impl Group {
         self.parts.iter().map(|p| p.directory.clone()).collect()
     }
 
+    /// The version 2 group's directory below the top of its hierarchy, such as `system.slice/plimsoll-1`.
+    #[must_use]
+    pub fn v2_path(&self) -> Option<String> {
+        let part = self.parts.iter().find(|p| p.version == 2)?;
+        let hierarchies = hierarchies().ok()?;
+        let relative =
+            hierarchies.iter().filter(|h| h.version == 2).find_map(|h| part.directory.strip_prefix(&h.mount).ok())?;
+        Some(relative.display().to_string())
+    }
+
     fn part(&self, controller: Controller) -> Option<&Part> {
         self.parts.iter().find(|p| p.controllers.contains(&controller))
     }

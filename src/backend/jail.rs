@@ -33,6 +33,7 @@ mod root;
 mod spawn;
 
 pub use blocker::{Blocker, userns_probe};
+pub(in crate::backend) use inside::drop_privilege;
 pub use inside::{Inside, Visible, Wire};
 pub use root::SCRATCH_MOUNT;
 pub use spawn::{Jail, JailError, JailedChild, Lease, own_executable, own_sha256};

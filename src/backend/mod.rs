@@ -21,24 +21,34 @@ use serde::{Deserialize, Serialize};
 use crate::evidence::{Admission, Observation};
 
 use self::channel::Cancel;
+use self::firecracker::Firecracker;
 use self::gvisor::Gvisor;
 use self::wasm::Wasm;
 
 pub mod cgroup;
 pub mod channel;
+pub mod executable;
 #[cfg(test)]
 pub mod fake;
+pub mod family;
+pub mod firecracker;
 pub mod gvisor;
 pub mod jail;
+pub mod launcher;
 pub mod output;
 pub mod process;
 pub mod sys;
+pub mod traces;
 pub mod wasm;
 
 pub use channel::{Answer, Channel, Ended, Outcome};
 pub use output::Output;
 
 pub use crate::spec::Backend;
+
+/// The guest agent, a static executable (see `build.rs`).
+#[cfg(target_os = "linux")]
+pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plimsoll-guest"));
 
 /// What a boundary is built to. Made from a validated step, the policy and the host's probes; holds no guest bytes.
 #[derive(Debug, Clone)]
@@ -55,12 +65,33 @@ pub struct Plan {
     pub rootfs: Option<PathBuf>,
     /// Further read-only mounts: host path and where it appears.
     pub mounts: Vec<(PathBuf, String)>,
+    /// What a microVM is made of, where one is to be.
+    pub machine: Option<MachineParts>,
     /// What a WebAssembly program sees of the workspace.
     pub filesystem: Filesystem,
     /// Same result on every run (WebAssembly).
     pub deterministic: bool,
     /// Engine executables and digests.
     pub engines: Engines,
+}
+
+/// Files that a microVM is made of. All are only read; each image is a squashfs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineParts {
+    /// The kernel, an uncompressed ELF file (x86-64) or `Image` (aarch64).
+    pub kernel: PathBuf,
+    /// The initramfs, with the guest agent as `/init` and the modules that the kernel needs.
+    pub initramfs: PathBuf,
+    /// The kernel's release, for the report.
+    pub kernel_release: String,
+    /// SHA-256 of the kernel, lowercase hex.
+    pub kernel_sha256: String,
+    /// The root file system.
+    pub rootfs: PathBuf,
+    /// The artifact.
+    pub workspace: Option<PathBuf>,
+    /// Further read-only mounts: image and where it appears.
+    pub mounts: Vec<(PathBuf, String)>,
 }
 
 /// Limits, each in the unit the host enforces it in.
@@ -85,10 +116,18 @@ pub struct Bounds {
 pub struct Engines {
     /// `runsc` from a flag or the environment; otherwise it is looked for in `PATH`.
     pub runsc: Option<PathBuf>,
+    /// `firecracker` from a flag or the environment; otherwise it is looked for in `PATH`.
+    pub firecracker: Option<PathBuf>,
+    /// `jailer` from the environment; otherwise it is looked for beside `firecracker`, then in `PATH`.
+    pub jailer: Option<PathBuf>,
+    /// How long a microVM may take to boot.
+    pub boot_patience: Option<Duration>,
     /// gVisor platform, if one was asked for: `systrap`, `ptrace`, `kvm`.
     pub platform: Option<String>,
     /// SHA-256 digests (lowercase hex) from the operator's policy.
     pub trusted: BTreeSet<String>,
+    /// The operator's policy refuses versions with known vulnerabilities.
+    pub refuse_vulnerable: bool,
 }
 
 /// When an observation is made.
@@ -182,6 +221,8 @@ pub enum Sandbox {
     Wasm(Box<Wasm>),
     /// gVisor.
     Gvisor(Box<Gvisor>),
+    /// A Firecracker microVM.
+    Firecracker(Box<Firecracker>),
     /// Scripted, for the gate's tests.
     #[cfg(test)]
     Fake(Box<fake::Fake>),
@@ -196,11 +237,7 @@ impl Sandbox {
         match backend {
             Backend::Wasm => Wasm::prepare(plan).await.map(|s| Self::Wasm(Box::new(s))),
             Backend::Gvisor => Gvisor::prepare(plan).await.map(|s| Self::Gvisor(Box::new(s))),
-            Backend::Firecracker => Err(PrepareError::Unavailable {
-                backend,
-                blocker: "this build of plimsoll has no microVM backend yet".to_owned(),
-                help: "use `backend: gvisor`, with a floor of `kernel` at most".to_owned(),
-            }),
+            Backend::Firecracker => Firecracker::prepare(plan).await.map(|s| Self::Firecracker(Box::new(s))),
         }
     }
 
@@ -209,6 +246,7 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.channel(),
             Self::Gvisor(s) => s.channel(),
+            Self::Firecracker(s) => s.channel(),
             #[cfg(test)]
             Self::Fake(s) => s.channel(),
         }
@@ -223,6 +261,7 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.observe(phase, answered),
             Self::Gvisor(s) => s.observe(phase, answered),
+            Self::Firecracker(s) => s.observe(phase, answered),
             #[cfg(test)]
             Self::Fake(s) => s.observe(phase),
         }
@@ -241,6 +280,7 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
             Self::Gvisor(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
+            Self::Firecracker(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
             #[cfg(test)]
             Self::Fake(s) => s.dispatch(admission, dispatch, output, deadline, cancel).await,
         }
@@ -251,6 +291,7 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.usage(),
             Self::Gvisor(s) => s.usage(),
+            Self::Firecracker(s) => s.usage(),
             #[cfg(test)]
             Self::Fake(s) => s.usage(),
         }
@@ -261,6 +302,7 @@ impl Sandbox {
     pub fn limit_hit(&self) -> Option<LimitHit> {
         match self {
             Self::Gvisor(s) => s.limit_hit(),
+            Self::Firecracker(s) => s.limit_hit(),
             _ => None,
         }
     }
@@ -271,6 +313,7 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.engine(),
             Self::Gvisor(s) => s.engine(),
+            Self::Firecracker(s) => s.engine(),
             #[cfg(test)]
             Self::Fake(s) => s.engine(),
         }
@@ -281,6 +324,7 @@ impl Sandbox {
         match self {
             Self::Wasm(s) => s.teardown().await,
             Self::Gvisor(s) => s.teardown().await,
+            Self::Firecracker(s) => s.teardown().await,
             #[cfg(test)]
             Self::Fake(s) => s.teardown().await,
         }

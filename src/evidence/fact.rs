@@ -90,6 +90,8 @@ pub enum EngineKind {
     Runsc,
     /// Firecracker: a virtual machine monitor.
     Firecracker,
+    /// Firecracker's jailer, which starts the monitor as root and is gone when the boundary is looked at.
+    Jailer,
 }
 
 /// One thing seen.
@@ -267,6 +269,21 @@ pub enum Fact {
         /// After the run.
         after: String,
     },
+    /// A known vulnerability of the engine's version.
+    Advisory {
+        /// Which engine.
+        engine: EngineKind,
+        /// Version that has it.
+        version: String,
+        /// Name of the vulnerability, such as a CVE number.
+        id: String,
+        /// What it is.
+        what: String,
+        /// It shows in the way the engine is used here.
+        applies: bool,
+        /// The operator's policy refuses engines that have one.
+        refused: bool,
+    },
     /// What was looked for after the run, and found.
     Leftovers {
         /// What was looked for, in words.
@@ -312,7 +329,7 @@ impl Fact {
             Fact::Root { .. } => ControlId::RootIsolated,
             Fact::Descriptors { .. } => ControlId::Filesystem,
             Fact::Interfaces { .. } => ControlId::Network,
-            Fact::Executable { .. } => ControlId::BinaryIdentity,
+            Fact::Executable { .. } | Fact::Advisory { .. } => ControlId::BinaryIdentity,
             Fact::Challenge { .. } => ControlId::Challenge,
             Fact::Kvm { .. } => ControlId::Hypervisor,
             Fact::Environment { .. } => ControlId::Secrets,
@@ -373,7 +390,8 @@ impl Fact {
             Fact::Leftovers { found, .. } => yes(found.is_empty()),
             Fact::Unlimited { .. } | Fact::Denied { .. } | Fact::Changed { .. } => Some(Status::NotEnforced),
             Fact::Unreadable { .. } => Some(Status::Unknown),
-            Fact::Configured { .. } | Fact::Remark { .. } => None,
+            Fact::Advisory { refused: true, .. } => Some(Status::NotEnforced),
+            Fact::Advisory { .. } | Fact::Configured { .. } | Fact::Remark { .. } => None,
         }
     }
 
@@ -467,6 +485,10 @@ impl Fact {
             Fact::Configured { what, .. } => format!("configured, not proven: {what}"),
             Fact::Unreadable { what, .. } => format!("could not be read: {what}"),
             Fact::Remark { what, .. } => what.clone(),
+            Fact::Advisory { version, id, what, refused, .. } => {
+                let policy = if *refused { "; the operator's policy refuses such engines" } else { "" };
+                format!("version {version} has {id}: {what}{policy}")
+            }
             Fact::Denied { what, .. } => format!("the inside says it is not in force: {what}"),
             Fact::Changed { what, before, after, .. } => format!("{what} changed while running: {before} -> {after}"),
             Fact::Leftovers { looked_for, found } => {

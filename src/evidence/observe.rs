@@ -21,6 +21,9 @@ pub struct Expectation {
     pub channel: Vec<u64>,
     /// Environment variables that the boundary's process may have.
     pub environment: Vec<String>,
+    /// What descriptors of devices that the engine works with say, such as `/dev/kvm`; or how they begin, if it ends in
+    /// `:`.
+    pub devices: Vec<String>,
     /// Mounts of the namespace that the engine was set up in, where descriptors may have been opened.
     pub engine_mounts: Vec<Mount>,
 }
@@ -178,7 +181,10 @@ impl Snapshot {
         let no_mounts = Vec::new();
         let mounts = self.mounts.as_ref().unwrap_or(&no_mounts);
         let (mut planned, mut unplanned) = (Vec::new(), Vec::new());
-        for descriptor in descriptors.iter().filter(|d| !anonymous(d, &expected.channel)) {
+        let device = |d: &Descriptor| {
+            expected.devices.iter().any(|e| d.link == *e || (e.ends_with(':') && d.link.starts_with(e.as_str())))
+        };
+        for descriptor in descriptors.iter().filter(|d| !anonymous(d, &expected.channel) && !device(d)) {
             let mount = mounts.iter().chain(&expected.engine_mounts).find(|m| Some(m.id) == descriptor.mount);
             let inside =
                 mount.is_some_and(|m| m.read_only() && expected.planned_mounts.iter().any(|p| within(&m.point, p)));
@@ -369,6 +375,16 @@ impl Boundary {
             }
         }
         Ok(Self { process, snapshot, stubs, strangers })
+    }
+
+    /// The boundary whose process is known by its pid: the one that listens on the socket that our channel connects to.
+    ///
+    /// # Errors
+    /// If it ended.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let process = ProcDir::open(pid)?;
+        let snapshot = Snapshot::take(&process)?;
+        Ok(Self { process, snapshot, stubs: 0, strangers: Vec::new() })
     }
 
     /// The challenge fact: an answer came in `micros`, or none did.

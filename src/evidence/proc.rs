@@ -267,6 +267,20 @@ impl ProcDir {
         }
     }
 
+    /// Time that the process's threads spent running a virtual CPU, clock ticks (field 43 of each thread's `stat`).
+    ///
+    /// # Errors
+    /// If the list of threads cannot be read.
+    pub fn guest_ticks(&self) -> io::Result<u64> {
+        let mut ticks = 0;
+        for tid in self.entries("task")? {
+            let Ok(text) = self.text(&format!("task/{tid}/stat")) else { continue };
+            let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+            ticks += rest.split_whitespace().nth(43 - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(ticks)
+    }
+
     /// Mounts of the process's namespace.
     ///
     /// # Errors

@@ -271,7 +271,8 @@ async fn run_all(
 pub fn clean(state: &Path) -> Result<Swept, ScratchError> {
     scratch::sweep(state, |run| {
         let steps = std::fs::read_dir(run).into_iter().flatten().flatten().map(|entry| entry.path());
-        steps.flat_map(|step| crate::backend::gvisor::sweep(&step.join("gvisor"))).collect()
+        let backends = |step: std::path::PathBuf| crate::backend::Backend::ALL.map(|backend| step.join(backend.name()));
+        steps.flat_map(backends).flat_map(|boundary| crate::backend::traces::sweep(&boundary)).collect()
     })
 }
 

@@ -152,6 +152,7 @@ pub fn dispatch(
             .duration_since(UNIX_EPOCH)
             .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
         entropy,
+        drives: Vec::new(),
     })
 }
 

@@ -18,7 +18,7 @@ use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
 use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
-use crate::backend::{Backend, Output, Plan, PrepareError};
+use crate::backend::{Backend, MachineParts, Output, Plan, PrepareError};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
 use crate::image::Image;
@@ -188,7 +188,7 @@ impl Attempt<'_> {
             return true;
         }
         let Ok(rootfs) = self.image(backend, &scratch, cancel).await else { return true };
-        let plan = self.plan(ready, scratch, rootfs);
+        let plan = self.plan(ready, scratch, rootfs, None);
         let (output, shown) = match self.output() {
             Ok(both) => both,
             Err(e) => {
@@ -265,7 +265,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn plan(&self, ready: &Ready, scratch: PathBuf, rootfs: Option<PathBuf>) -> Plan {
+    fn plan(&self, ready: &Ready, scratch: PathBuf, rootfs: Option<PathBuf>, machine: Option<MachineParts>) -> Plan {
         Plan {
             id: format!("{}-{:02}", self.context.id, self.step.index),
             scratch,
@@ -273,6 +273,7 @@ impl Attempt<'_> {
             workspace: Some(ready.workspace.clone()),
             rootfs,
             mounts: self.step.mounts.iter().map(|m| (m.path.clone(), m.at.display().to_string())).collect(),
+            machine,
             filesystem: payload::filesystem(self.step),
             deterministic: self.step.deterministic,
             engines: self.context.engines.clone(),

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use plimsoll::backend::AGENT;
 use plimsoll::backend::cgroup;
-use plimsoll::backend::gvisor::family::Family;
-use plimsoll::backend::gvisor::{AGENT, sweep};
+use plimsoll::backend::family::Family;
+use plimsoll::backend::traces::sweep;
 use plimsoll::backend::{Engines, PrepareError};
 use plimsoll::evidence::proc::hash;
 use plimsoll::evidence::{ControlId, Status, Tier};
@@ -17,7 +18,8 @@ use plimsoll::gate::{Dispatched, End};
 use crate::support::{Ran, chmod, runsc, skipped, step};
 
 fn with_engine(path: &Path, trusted: &[String]) -> Ran {
-    let engines = Engines { runsc: Some(path.to_owned()), platform: None, trusted: trusted.iter().cloned().collect() };
+    let engines =
+        Engines { runsc: Some(path.to_owned()), trusted: trusted.iter().cloned().collect(), ..Engines::default() };
     step("echo ran").with(|s| s.engines = engines).run()
 }
 

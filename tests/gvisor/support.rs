@@ -6,7 +6,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 use plimsoll::backend::channel::CancelSignal;
-use plimsoll::backend::gvisor::boundary::use_executable;
+use plimsoll::backend::launcher::control::use_executable;
 use plimsoll::backend::{Backend, Bounds, Engines, Output, Plan};
 use plimsoll::evidence::{Fact, Tier};
 use plimsoll::gate::{self, End, Passage, Request};
@@ -145,6 +145,7 @@ impl Step {
             workspace: Some(workspace),
             rootfs: self.rootfs,
             mounts: self.mounts,
+            machine: None,
             filesystem: Filesystem::None,
             deterministic: false,
             engines: self.engines,
@@ -165,6 +166,7 @@ impl Step {
             },
             clock_ns: 0,
             entropy: [0; 32],
+            drives: Vec::new(),
         };
         let folder = std::fs::File::open(&outputs).unwrap().into();
         let (live, mut pieces) = tokio::sync::mpsc::unbounded_channel();

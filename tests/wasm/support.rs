@@ -96,6 +96,7 @@ impl Guest {
             },
             workspace: self.workspace.clone(),
             rootfs: None,
+            machine: None,
             mounts: self.mounts.clone(),
             filesystem: self.filesystem,
             deterministic: self.deterministic,
@@ -127,6 +128,7 @@ impl Guest {
             },
             clock_ns: 0,
             entropy: [0; 32],
+            drives: Vec::new(),
         }
     }
 

@@ -4,6 +4,7 @@
 //!   artifact; a dispatch is run once; after its result the agent waits to be released, so that the runner can look at
 //!   the boundary while it still stands.
 //! * `place` assembles what the program sees: `/workspace` over the read-only artifact, `/tmp`, the script.
+//! * [`machine`] is what comes before all that in a microVM.
 //! * `program` starts it without any privilege, relays its output, ends everything it left running.
 //! * `sys` is the one place with `unsafe`.
 //!
@@ -14,12 +15,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+pub use place::Corner;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use crate::wire::{FrameError, FromGuest, GuestResult, MAX_TO_GUEST, PROTOCOL, ToGuest, read_message, write_message};
 
+pub mod machine;
 mod place;
 mod program;
 mod sys;
@@ -67,6 +70,13 @@ impl Transport {
     }
 }
 
+/// Tells the runner, in place of an answer, why there is no boundary.
+pub fn apologise(mut transport: Transport, why: &io::Error) {
+    let _ = transport.receive();
+    let _ = transport.send(&FromGuest::Notice(why.to_string()));
+    let _ = transport.receive();
+}
+
 /// Keeps others in the boundary from looking into the agent's memory and descriptors. First thing in `main`.
 ///
 /// Engines may ignore it (gVisor does), so the agent has neither arguments nor an environment worth reading.
@@ -81,14 +91,14 @@ pub fn harden() -> io::Result<()> {
 ///
 /// # Errors
 /// If the channel fails. A channel that closes is the end, not an error.
-pub fn serve(mut transport: Transport) -> Result<(), FrameError> {
+pub fn serve(mut transport: Transport, corner: &Corner) -> Result<(), FrameError> {
     let mut ran = false;
     loop {
         match transport.receive() {
             Ok(ToGuest::Challenge { nonce }) => transport.send(&answer(nonce))?,
             Ok(ToGuest::Dispatch(dispatch)) if !ran => {
                 ran = true;
-                let result = program::run(*dispatch, &mut transport)?;
+                let result = program::run(*dispatch, corner, &mut transport)?;
                 transport.send(&FromGuest::Result(result))?;
             }
             Ok(ToGuest::Dispatch(_)) => return Err(FrameError::Malformed),
@@ -134,6 +144,7 @@ mod tests {
             limits: GuestLimits { pids: 1, memory_bytes: 1, disk_bytes: 1, deadline_ms: 1 },
             clock_ns: 0,
             entropy: [0; 32],
+            drives: Vec::new(),
         }))
     }
 
@@ -141,7 +152,10 @@ mod tests {
     fn converse(messages: &[ToGuest]) -> (Vec<FromGuest>, Result<(), FrameError>) {
         let (guest_in, mut to_guest) = io::pipe().unwrap();
         let (mut from_guest, guest_out) = io::pipe().unwrap();
-        let agent = std::thread::spawn(move || serve(Transport::new(guest_in.into(), guest_out.into())));
+        let agent = std::thread::spawn(move || {
+            let corner = Corner::of_container().unwrap();
+            serve(Transport::new(guest_in.into(), guest_out.into()), &corner)
+        });
         messages.iter().for_each(|m| write_message(&mut to_guest, m).unwrap());
         drop(to_guest);
         let mut heard = Vec::new();

@@ -3,7 +3,8 @@
 //! The host provides the directory that the agent's executable lies in, under a fresh name below `/`. Beside the
 //! executable there is `scratch`, an empty directory, and `lower`, the read-only artifact, if there is one. One
 //! `tmpfs` on `scratch`, sized by the disk limit, takes everything that the program writes: the overlay's upper layer,
-//! `/tmp`, `/var/tmp`, `/run` and `/dev/shm`.
+//! `/tmp`, `/var/tmp`, `/run` and `/dev/shm`. In a microVM the agent makes the same directory itself, and the `tmpfs` lies
+//! over the whole root.
 
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, Permissions};
@@ -14,15 +15,44 @@ use std::path::{Path, PathBuf};
 use rustix::fs::statvfs;
 use rustix::mount::{MountFlags, mount, mount_bind};
 
+use super::machine;
+use crate::wire::Dispatch;
+
 /// Where the artifact appears.
 pub const WORKSPACE: &str = "/workspace";
 /// Where the script is; its name shows in a shell's own error messages.
 const STEP: &str = "/run/plimsoll";
 
 /// The agent's own corner of the boundary's tree.
+#[derive(Debug, Clone)]
+pub struct Corner {
+    path: PathBuf,
+    machine: bool,
+}
+
+impl Corner {
+    /// The directory that a container's agent was started from.
+    ///
+    /// # Errors
+    /// If it cannot be found.
+    pub fn of_container() -> io::Result<Self> {
+        let exe = std::env::current_exe()?;
+        Ok(Self { path: exe.parent().unwrap_or(Path::new("/")).to_owned(), machine: false })
+    }
+
+    /// The one that [`super::machine`] made in a microVM; its scratch space is mounted.
+    #[must_use]
+    pub const fn of_machine(path: PathBuf) -> Self {
+        Self { path, machine: true }
+    }
+}
+
+/// What the program finds, once it is assembled.
 #[derive(Debug)]
 pub struct Place {
     scratch: PathBuf,
+    /// The whole tree can be written.
+    machine: bool,
 }
 
 /// What failed, in words, and why.
@@ -45,16 +75,19 @@ fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Plac
 
 impl Place {
     /// Assembles everything. Called once, at dispatch.
-    pub fn assemble(disk_bytes: u64) -> Result<Self, PlaceError> {
-        let exe = std::env::current_exe().map_err(failed("find the agent's own directory"))?;
-        let base = exe.parent().unwrap_or(Path::new("/"));
-        let place = Self { scratch: base.join("scratch") };
+    pub fn assemble(corner: &Corner, dispatch: &Dispatch) -> Result<Self, PlaceError> {
+        let place = Self { scratch: corner.path.join("scratch"), machine: corner.machine };
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        let options = CString::new(format!("size={disk_bytes},mode=0711"))
-            .map_err(|e| PlaceError { what: "size the scratch space".to_owned(), why: e.into() })?;
-        mount("tmpfs", &place.scratch, "tmpfs", flags, Some(options.as_c_str()))
-            .map_err(failed("mount scratch space"))?;
-        place.workspace(&base.join("lower"), flags)?;
+        if corner.machine {
+            machine::wake(dispatch).map_err(failed("wake the machine"))?;
+            machine::mount_drives(&corner.path, &dispatch.drives).map_err(failed("mount the drives"))?;
+        } else {
+            let options = CString::new(format!("size={},mode=0711", dispatch.limits.disk_bytes))
+                .map_err(|e| PlaceError { what: "size the scratch space".to_owned(), why: e.into() })?;
+            mount("tmpfs", &place.scratch, "tmpfs", flags, Some(options.as_c_str()))
+                .map_err(failed("mount scratch space"))?;
+        }
+        place.workspace(&corner.path.join("lower"), flags)?;
         for (name, at, mode) in [
             ("tmp", "/tmp", 0o1777),
             ("var-tmp", "/var/tmp", 0o1777),
@@ -75,9 +108,9 @@ impl Place {
     }
 
     fn bind(&self, name: &str, at: &str, mode: u32) -> Result<(), PlaceError> {
-        // Devices are the agent's own file system, so what is missing there can be made.
+        // Devices are the agent's own file system, so what is missing there can be made; as everything in a microVM.
         let there = fs::symlink_metadata(at).is_ok_and(|m| m.is_dir())
-            || (at.starts_with("/dev/") && fs::create_dir(at).is_ok());
+            || ((self.machine || at.starts_with("/dev/")) && fs::create_dir(at).is_ok());
         if !there {
             return Ok(());
         }

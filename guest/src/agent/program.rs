@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid, wait};
 use rustix::time::Timespec;
 
-use super::place::{Place, WORKSPACE};
+use super::place::{Corner, Place, WORKSPACE};
 use super::sys::{self, Spawn, SpawnError, Stage};
 use super::{Transport, fault};
 use crate::collect;
@@ -31,7 +31,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const MAX_FILES: u64 = 4096;
 
 /// Runs what was dispatched, sends its output and files, and says how it ended. An error is the channel's.
-pub fn run(dispatch: Dispatch, transport: &mut Transport) -> Result<GuestResult, FrameError> {
+pub fn run(dispatch: Dispatch, corner: &Corner, transport: &mut Transport) -> Result<GuestResult, FrameError> {
     let until = Instant::now() + Duration::from_millis(dispatch.limits.deadline_ms) + GRACE;
     let Program::Script { argv, text } = &dispatch.program else {
         return Ok(fault("this boundary runs no WebAssembly".to_owned()));
@@ -43,7 +43,7 @@ pub fn run(dispatch: Dispatch, transport: &mut Transport) -> Result<GuestResult,
     if dispatch.user.0 == 0 || dispatch.user.1 == 0 {
         return Ok(fault("a program may not run with uid or gid 0".to_owned()));
     }
-    let place = match Place::assemble(dispatch.limits.disk_bytes) {
+    let place = match Place::assemble(corner, &dispatch) {
         Ok(place) => place,
         Err(e) => return Ok(fault(e.to_string())),
     };
@@ -156,6 +156,7 @@ impl Started {
         let mut buffer = vec![0u8; MAX_CHUNK];
         let mut ended = None;
         let mut crowd = 0;
+        let starved = out_of_memory_kills();
         while ended.is_none() && Instant::now() < until {
             let ready = self.wait_for_something(until, transport)?;
             if ready.runner {
@@ -191,6 +192,8 @@ impl Started {
         let failed = exit_code != Some(0);
         let limit_hit = if late {
             Some(LimitHit::Time)
+        } else if failed && out_of_memory_kills() > starved {
+            Some(LimitHit::Memory)
         } else if failed && place.full() {
             Some(LimitHit::Disk)
         } else if failed && crowd >= pids {
@@ -290,11 +293,18 @@ struct Ready {
     streams: [bool; 2],
 }
 
-/// Processes but the agent; 0 if they cannot be counted.
+/// Processes of other users than the agent's, which in a microVM is the kernel's too; 0 if they cannot be counted.
 fn processes() -> u64 {
     let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
     let numbers = entries.flatten().filter(|e| e.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()));
-    (numbers.count() as u64).saturating_sub(1)
+    numbers.filter(|e| e.metadata().is_ok_and(|m| m.uid() != 0)).count() as u64
+}
+
+/// Processes that the kernel killed for want of memory, where it counts them.
+fn out_of_memory_kills() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

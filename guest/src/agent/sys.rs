@@ -260,3 +260,96 @@ pub fn children_usage() -> ChildrenUsage {
         peak_memory_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024,
     }
 }
+
+/// Listens on a vsock port, for one connection at a time.
+pub fn listen_vsock(port: u32) -> io::Result<OwnedFd> {
+    // SAFETY: an all-zero sockaddr_vm is valid; the address outlives the calls and its length is given; the descriptor
+    // that socket returns is ours alone.
+    unsafe {
+        let fd = libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let socket = OwnedFd::from_raw_fd(fd);
+        let mut address: libc::sockaddr_vm = std::mem::zeroed();
+        address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+        address.svm_port = port;
+        address.svm_cid = libc::VMADDR_CID_ANY;
+        let length = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
+        if libc::bind(fd, (&raw const address).cast(), length) < 0 || libc::listen(fd, 1) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(socket)
+    }
+}
+
+/// Waits for a connection from the host; others are turned away.
+pub fn accept_vsock(listener: &OwnedFd) -> io::Result<OwnedFd> {
+    loop {
+        // SAFETY: as above; accept4 writes at most `length` bytes of the peer's address.
+        unsafe {
+            let mut peer: libc::sockaddr_vm = std::mem::zeroed();
+            let mut length = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
+            let fd = libc::accept4(listener.as_raw_fd(), (&raw mut peer).cast(), &raw mut length, libc::SOCK_CLOEXEC);
+            if fd < 0 {
+                match io::Error::last_os_error() {
+                    e if e.kind() == io::ErrorKind::Interrupted => continue,
+                    e => return Err(e),
+                }
+            }
+            let connection = OwnedFd::from_raw_fd(fd);
+            if peer.svm_cid == libc::VMADDR_CID_HOST {
+                return Ok(connection);
+            }
+        }
+    }
+}
+
+/// Credits the kernel's pool with 32 bytes of the host's and has the generator take them up at once (random(4)).
+pub fn reseed(urandom: BorrowedFd<'_>, entropy: &[u8; 32]) -> io::Result<()> {
+    const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+    const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+    #[repr(C)]
+    struct PoolInfo {
+        bits: c_int,
+        bytes: c_int,
+        pool: [u8; 32],
+    }
+    let info = PoolInfo { bits: 256, bytes: 32, pool: *entropy };
+    // SAFETY: the structure is laid out as rand_pool_info with 32 bytes after it, as `bytes` says, and outlives the call.
+    // The second request takes nothing.
+    unsafe {
+        if libc::ioctl(urandom.as_raw_fd(), RNDADDENTROPY, &raw const info) < 0
+            || libc::ioctl(urandom.as_raw_fd(), RNDRESEEDCRNG) < 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Takes the loopback interface up: programs under test talk to themselves (netdevice(7)).
+pub fn loopback_up() -> io::Result<()> {
+    // SAFETY: an all-zero ifreq is valid; it outlives the calls, and the name fits with its final zero.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let socket = OwnedFd::from_raw_fd(fd);
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as c_char;
+        request.ifr_name[1] = b'o' as c_char;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        if libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Ends the machine: a VMM takes a restart as its end. Returns only if this process may not.
+pub fn restart() {
+    // SAFETY: reboot takes a number. Nothing that matters is left unwritten: the machine's files are all in memory.
+    unsafe { libc::reboot(libc::RB_AUTOBOOT) };
+}

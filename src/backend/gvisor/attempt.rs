@@ -5,9 +5,9 @@
 
 use std::io;
 
-use super::launcher::Stage;
 use super::runsc;
 use crate::backend::jail::{Blocker, userns_probe};
+use crate::backend::launcher::Stage;
 use crate::backend::{Backend, PrepareError};
 
 /// What is tried, and what the last failure taught.
@@ -69,12 +69,12 @@ impl Attempt {
                 self.pid_namespace = false;
                 return Ok(());
             }
-            Stage::Namespaces | Stage::Skeleton if denied => {
+            Stage::Namespaces | Stage::Files if denied => {
                 let (blocker, help) = self.blocker(what);
                 return Err(unavailable(blocker, &help));
             }
             Stage::Engine => {}
-            Stage::Namespaces | Stage::Procfs | Stage::Skeleton => {
+            Stage::Namespaces | Stage::Procfs | Stage::Files => {
                 return Err(PrepareError::io("prepare the boundary's root directory")(io::Error::other(
                     what.to_owned(),
                 )));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_no_property_of_the_host() {
-        let error = attempt(None).learn(Stage::Skeleton, "write the agent", Some(libc::EIO), "").unwrap_err();
+        let error = attempt(None).learn(Stage::Files, "write the agent", Some(libc::EIO), "").unwrap_err();
         assert!(matches!(error, PrepareError::Io { .. }));
     }
 }

@@ -20,6 +20,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,35 +28,27 @@ use plimsoll_guest::{Dispatch, LimitHit};
 
 use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
+use super::executable::Executable;
+use super::family::{Family, Used};
+use super::launcher::control::{Launched, launch};
+use super::launcher::{Reply, Request, Work};
+use super::traces::{BASE, Mark, mounts_below, remove_files};
 use super::{Backend, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
+use crate::evidence::fact::EngineKind;
 use crate::evidence::proc::ProcDir;
 use crate::evidence::{Admission, ControlId, Fact, Observation};
 use crate::image::Rootfs;
 
 use self::attempt::Attempt;
-use self::boundary::Launched;
-use self::family::{Family, Used};
-use self::launcher::{Reply, Request};
 use self::observe::{First, Known};
-use self::runsc::Runsc;
 use self::skeleton::Skeleton;
-use self::traces::{BASE, Mark, mounts_below, remove_files};
 
 pub mod attempt;
-pub mod boundary;
 pub mod bundle;
-pub mod family;
-pub mod launcher;
 pub mod observe;
+pub mod raise;
 pub mod runsc;
 pub mod skeleton;
-mod socket;
-pub mod traces;
-
-pub use traces::sweep;
-
-/// The guest agent, a static executable (see `build.rs`).
-pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plimsoll-guest"));
 
 /// How long the engine may take to start a container.
 const PATIENCE: Duration = Duration::from_secs(45);
@@ -70,7 +63,8 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 #[derive(Debug)]
 pub struct Gvisor {
     launched: Launched,
-    runsc: Runsc,
+    channel: Channel,
+    runsc: Executable,
     sha256: String,
     version: String,
     platform: String,
@@ -100,14 +94,14 @@ impl Gvisor {
     /// # Errors
     /// As [`PrepareError`] says; nothing is left behind.
     pub async fn prepare(plan: &Plan) -> Result<Self, PrepareError> {
-        let runsc = Runsc::open(&plan.engines)?;
+        let engine = runsc::open(&plan.engines)?;
         let skeleton = skeleton(plan)?;
         let mark = Mark::make(&plan.scratch, &plan.id)?;
         // Meanwhile: the engine's 30 MB take a while to hash.
-        let hashing = runsc.sha256_task().map_err(PrepareError::io("open the engine again"))?;
+        let hashing = engine.sha256_task().map_err(PrepareError::io("open the engine again"))?;
         let user_namespace = !may_mount()?;
         let mut attempt = Attempt::new(plan.engines.platform.clone(), user_namespace);
-        let (group, launched) = loop {
+        let (group, launched, channel) = loop {
             let mut group = Group::create(
                 &plan.id,
                 Limits {
@@ -122,17 +116,28 @@ impl Gvisor {
             let request = Request {
                 user_namespace,
                 pid_namespace: attempt.pid_namespace,
-                skeleton: skeleton.clone(),
-                config,
-                flags: attempt.flags(),
-                id: plan.id.clone(),
+                more_namespaces: false,
+                work: Work::Gvisor(raise::Work {
+                    skeleton: skeleton.clone(),
+                    config,
+                    flags: attempt.flags(),
+                    id: plan.id.clone(),
+                }),
                 patience_ms: u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX),
             };
-            let (launched, reply) = boundary::launch(&request, &runsc, &mut group)
+            let (channel, input, output) = Channel::pipes().map_err(PrepareError::io("make the channel"))?;
+            // Nobody opens the channel again by a name in procfs, the pipes' owner included.
+            for end in [input.as_fd(), output.as_fd()] {
+                rustix::fs::fchmod(end, rustix::fs::Mode::empty())
+                    .map_err(|e| PrepareError::io("close the channel to others")(e.into()))?;
+            }
+            let descriptors = [input.as_fd(), output.as_fd(), engine.descriptor()];
+            let (launched, reply) = launch(&request, &descriptors, &mut group)
                 .await
                 .map_err(|(what, source)| PrepareError::Io { action: what, source })?;
+            drop((input, output));
             match reply {
-                Reply::Up => break (group, launched),
+                Reply::Up => break (group, launched, channel),
                 Reply::Failed { stage, what, errno, log } => {
                     drop(launched);
                     let starved = group.out_of_memory_kills() > 0;
@@ -151,12 +156,13 @@ impl Gvisor {
         let sha256 = hashing
             .await
             .unwrap_or_else(|e| Err(io::Error::other(e)))
-            .map_err(PrepareError::io(format!("read {}", runsc.path().display())))?;
-        let version = runsc.version(&sha256).await;
+            .map_err(PrepareError::io(format!("read {}", engine.path().display())))?;
+        let version = engine.version(EngineKind::Runsc, &sha256, runsc::VERSION_PREFIX).await;
         let family = Family::of(launched.launcher.pid());
         Ok(Self {
             launched,
-            runsc,
+            channel,
+            runsc: engine,
             sha256,
             version,
             platform: attempt.platform,
@@ -179,7 +185,7 @@ impl Gvisor {
 
     /// The channel into the boundary.
     pub fn channel(&mut self) -> &mut Channel {
-        &mut self.launched.channel
+        &mut self.channel
     }
 
     /// See [`super::Sandbox::observe`].
@@ -189,7 +195,7 @@ impl Gvisor {
     pub fn observe(&mut self, phase: Phase, answered: Option<Duration>) -> io::Result<Vec<Observation>> {
         self.family = Family::of(self.launched.launcher.pid());
         let known = Known {
-            channel: self.launched.channel.inodes(),
+            channel: self.channel.inodes(),
             launcher: self.launched.launcher.pid(),
             planned: self.skeleton.planned(),
             engine: &self.runsc,
@@ -242,7 +248,7 @@ impl Gvisor {
         deadline: Duration,
         cancel: &mut Cancel,
     ) -> Outcome {
-        self.launched.channel.converse(dispatch, output, deadline, cancel, |_, _| {}).await
+        self.channel.converse(dispatch, output, deadline, cancel, |_, _| {}).await
     }
 
     /// See [`super::Sandbox::usage`].
@@ -296,8 +302,8 @@ impl Gvisor {
         ];
         let mut found = Vec::new();
         match launched.end().await {
-            Some(Reply::Ended { sentry, left, log }) => {
-                if let Some(sentry) = sentry {
+            Some(Reply::Ended { engine, left, log }) => {
+                if let Some(sentry) = engine {
                     looked_for.push(match (sentry.code, sentry.signal) {
                         (Some(code), _) => format!("the sentry's end (exit code {code})"),
                         (None, signal) => format!("the sentry's end (signal {})", signal.unwrap_or(0)),

@@ -8,14 +8,14 @@ use std::io;
 use std::time::Duration;
 
 use crate::backend::cgroup::Group;
+use crate::backend::family::Family;
 use crate::evidence::fact::{EngineKind, Identity};
 use crate::evidence::identity::identify;
 use crate::evidence::observe::{Boundary, Expectation, Snapshot};
 use crate::evidence::proc::ProcDir;
 use crate::evidence::{ControlId, Fact, Observation};
 
-use super::family::Family;
-use super::runsc::Runsc;
+use crate::backend::executable::Executable;
 
 /// What the first observation saw, for the second.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Known<'a> {
     /// Mount points that show host files.
     pub planned: Vec<String>,
     /// The engine.
-    pub engine: &'a Runsc,
+    pub engine: &'a Executable,
     /// SHA-256 of the opened engine.
     pub sha256: &'a str,
     /// Digests that the operator trusts.
@@ -70,6 +70,7 @@ pub fn before(known: &Known<'_>, boundary: &Boundary, family: &Family, answered:
         planned_mounts: known.planned.clone(),
         channel: known.channel.to_vec(),
         environment: Vec::new(),
+        devices: Vec::new(),
         engine_mounts: gofers.iter().filter_map(|g| g.mounts().ok()).flatten().collect(),
     };
     let mut seen = boundary.snapshot.observations(&expected);

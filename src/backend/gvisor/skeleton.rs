@@ -14,8 +14,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, move_mount, open_tree};
 use serde::{Deserialize, Serialize};
 
-use super::AGENT;
-use crate::backend::sys;
+use crate::backend::{AGENT, sys};
 use crate::image::{Entry, Rootfs};
 
 /// What to assemble.

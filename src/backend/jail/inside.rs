@@ -212,7 +212,7 @@ fn wait_confined(worker: rustix::process::Pid) -> ! {
 }
 
 /// No capability is left, and none can come back.
-fn drop_privilege() -> rustix::io::Result<()> {
+pub(in crate::backend) fn drop_privilege() -> rustix::io::Result<()> {
     for number in 0..64 {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
             Ok(()) => {}

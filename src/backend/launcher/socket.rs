@@ -12,24 +12,29 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-/// Sends three descriptors.
+/// Most descriptors that one request comes with.
+const MOST: usize = 8;
+
+/// Sends descriptors, at most eight.
 ///
 /// # Errors
 /// As sendmsg(2).
-pub fn send(socket: impl AsFd, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+pub fn send(socket: impl AsFd, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
+    }
     sendmsg(socket, &[IoSlice::new(b"f")], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// Receives three descriptors, which close on exec.
+/// Receives the descriptors of a request, which close on exec.
 ///
 /// # Errors
-/// As recvmsg(2), or if something else came.
-pub fn receive(socket: impl AsFd) -> io::Result<[OwnedFd; 3]> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+/// As recvmsg(2), or if none came.
+pub fn receive(socket: impl AsFd) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0u8; 1];
     recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
@@ -41,7 +46,10 @@ pub fn receive(socket: impl AsFd) -> io::Result<[OwnedFd; 3]> {
         })
         .flatten()
         .collect();
-    descriptors.try_into().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the descriptors did not come"))
+    if descriptors.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the descriptors did not come"));
+    }
+    Ok(descriptors)
 }
 
 #[cfg(test)]
@@ -54,8 +62,8 @@ mod tests {
     fn descriptors_arrive_and_close_on_exec() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (reader, writer) = io::pipe().unwrap();
-        send(&ours, [reader.as_fd(), writer.as_fd(), ours.as_fd()]).unwrap();
-        let [first, second, _] = receive(&theirs).unwrap();
+        send(&ours, &[reader.as_fd(), writer.as_fd(), ours.as_fd()]).unwrap();
+        let [first, second, _] = receive(&theirs).unwrap().try_into().unwrap();
         let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
         assert_eq!(inode(first.as_fd()), inode(reader.as_fd()));
         assert!(rustix::io::fcntl_getfd(&second).unwrap().contains(rustix::io::FdFlags::CLOEXEC));

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -14,11 +14,9 @@ use plimsoll_guest::{decode, encode, frame_length};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use super::launcher::{END, ENTRY, MAX_REPLY, Reply, Request};
-use super::runsc::Runsc;
 use super::socket;
+use super::{END, ENTRY, MAX_REPLY, Reply, Request};
 use crate::backend::cgroup::Group;
-use crate::backend::channel::Channel;
 use crate::backend::jail::own_executable;
 use crate::backend::process::{self, Child};
 
@@ -41,13 +39,11 @@ fn executable() -> io::Result<&'static File> {
     EXECUTABLE.get().map_or_else(own_executable, Ok)
 }
 
-/// A launched boundary. Dropping it kills the launcher, and with it everything.
+/// A launched engine. Dropping it kills the launcher, and with it everything.
 #[derive(Debug)]
 pub struct Launched {
     /// The launcher, the runner's child.
     pub launcher: Child,
-    /// The channel to the agent.
-    pub channel: Channel,
     control: UnixStream,
 }
 
@@ -57,19 +53,13 @@ pub struct Launched {
 /// What was being done, and why it failed. [`Reply::Failed`] is no error here.
 pub async fn launch(
     request: &Request,
-    runsc: &Runsc,
+    descriptors: &[BorrowedFd<'_>],
     group: &mut Group,
 ) -> Result<(Launched, Reply), (String, io::Error)> {
     let failed = |what: &str| {
         let what = what.to_owned();
         move |e: io::Error| (what, e)
     };
-    let (channel, input, output) = Channel::pipes().map_err(failed("make the channel"))?;
-    // Nobody opens the channel again by a name in procfs, the pipes' owner included.
-    for end in [input.as_fd(), output.as_fd()] {
-        rustix::fs::fchmod(end, rustix::fs::Mode::empty())
-            .map_err(|e| failed("close the channel to others")(e.into()))?;
-    }
     let (ours, theirs) = StdUnixStream::pair().map_err(failed("make the launcher's socket"))?;
     let file = executable().map_err(failed("open the runner's own executable"))?;
     let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -77,16 +67,14 @@ pub async fn launch(
     command.stdin(std::os::fd::OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     let launcher = process::spawn(command).map_err(failed("start the launcher"))?;
     group.add(launcher.pid());
-    socket::send(&ours, [input.as_fd(), output.as_fd(), runsc.descriptor()])
-        .map_err(failed("hand the channel to the launcher"))?;
-    drop((input, output));
+    socket::send(&ours, descriptors).map_err(failed("hand the launcher its descriptors"))?;
     ours.set_nonblocking(true).map_err(failed("use the launcher's socket"))?;
     let mut control = UnixStream::from_std(ours).map_err(failed("use the launcher's socket"))?;
     let frame = encode(request).map_err(|e| ("write the request".to_owned(), io::Error::other(e.to_string())))?;
     control.write_all(&frame).await.map_err(failed("send the request to the launcher"))?;
     let patience = Duration::from_millis(request.patience_ms) + SLACK;
     let reply = hear(&mut control, patience).await.map_err(failed("hear from the launcher"))?;
-    Ok((Launched { launcher, channel, control }, reply))
+    Ok((Launched { launcher, control }, reply))
 }
 
 async fn hear(control: &mut UnixStream, patience: Duration) -> io::Result<Reply> {

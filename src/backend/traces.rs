@@ -8,9 +8,9 @@ use crate::backend::{PrepareError, cgroup};
 use crate::evidence::proc::ProcDir;
 
 /// The empty directory, below a boundary's scratch directory, that its tmpfs is mounted on.
-pub const BASE: &str = "gvisor";
+pub const BASE: &str = "boundary";
 /// Names the boundary for [`sweep`].
-const RECORD: &str = "gvisor.id";
+const RECORD: &str = "boundary.id";
 
 /// What a boundary has on disk: an empty directory to mount on, and its name for [`sweep`]. Removed on drop.
 #[derive(Debug)]

@@ -1,23 +1,24 @@
-//! The launcher: a copy of the runner that starts the engine and owns everything that comes of it.
+//! The launcher: a copy of the runner that starts an engine and owns everything that comes of it.
 //!
-//! One launcher serves root and plain users. It is the runner's own executable with [`ENTRY`] as its only argument, no
-//! environment and one descriptor: a control socket as standard input. Over it come one [`Request`] and, with it, the
-//! channel's ends and the open engine executable; back go one [`Reply`] when the boundary is up, and one at its end.
+//! One launcher serves every engine, root and plain users. It is the runner's own executable with [`ENTRY`] as its only
+//! argument, no environment and one descriptor: a control socket as standard input. Over it come one [`Request`] and,
+//! with it, what the engine needs open (its executables, the channel's ends); back go one [`Reply`] when the engine is
+//! started, and one at its end. What is particular to an engine is its [`Work`].
 //!
 //! ```text
 //! runner ── launcher (mount, pid and, as a plain user, user namespaces) ── inner: process 1 ─┬ gofer
-//!                                                                                            └ sentry ─ stubs
+//!                                                                                            ├ sentry ─ stubs
+//!                                                                                            └ or: VMM
 //! ```
 //!
 //! The inner process is process 1 of a pid namespace: when it ends, the kernel ends everything in it. It ends when it is
 //! told to, when the runner's end of the socket closes, and when its parent dies; the parent is killed with the runner.
-//! So nothing of a boundary outlives the runner, however that ends. The bundle, the engine's state and the rootfs
-//! skeleton lie on a tmpfs in the launcher's mount namespace, and vanish with it.
+//! So nothing of a boundary outlives the runner, however that ends. The files that an engine is given or makes lie on a
+//! tmpfs in the launcher's mount namespace, and vanish with it.
 //!
 //! Where procfs cannot be mounted (inside some containers), there is no pid namespace; then the inner process, as a
 //! subreaper, kills what it started when the socket closes.
 
-use std::ffi::OsString;
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -37,16 +38,18 @@ use rustix::process::{
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 
-use super::skeleton::{self, Skeleton};
-use super::socket;
-use crate::backend::sys::{self, Forked};
+pub mod control;
+mod socket;
+
+use super::sys::{self, Forked};
+use super::{firecracker, gvisor};
 use crate::evidence::proc::all_pids;
 
 /// The internal word that makes a copy of the runner a launcher.
-pub const ENTRY: &str = "__gvisor-launcher";
+pub const ENTRY: &str = "__launcher";
 /// What the runner says when the boundary is to end.
 pub const END: u8 = b'e';
-/// Longest request, bytes; the skeleton's small files are in it.
+/// Longest request, bytes; a skeleton's small files are in it.
 const MAX_REQUEST: usize = 64 * 1024 * 1024;
 /// Longest reply, bytes.
 pub const MAX_REPLY: usize = 64 * 1024;
@@ -60,22 +63,27 @@ pub struct Request {
     pub user_namespace: bool,
     /// Make a pid namespace with its own procfs.
     pub pid_namespace: bool,
-    /// What the boundary's root is made of.
-    pub skeleton: Skeleton,
-    /// The bundle's `config.json`.
-    pub config: String,
-    /// The engine's global flags.
-    pub flags: Vec<String>,
-    /// The container's id.
-    pub id: String,
+    /// Make network, IPC and UTS namespaces too, for an engine that makes none of its own.
+    pub more_namespaces: bool,
+    /// What is to be started.
+    pub work: Work,
     /// How long the engine may take, milliseconds.
     pub patience_ms: u64,
+}
+
+/// What an engine needs of the launcher.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Work {
+    /// A gVisor container. Descriptors: the channel's ends (the agent's input and output), the engine.
+    Gvisor(gvisor::raise::Work),
+    /// A microVM. Descriptors: the VMM and, as root, its jailer.
+    Firecracker(firecracker::raise::Work),
 }
 
 /// What the launcher answers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Reply {
-    /// The engine started the container; the agent waits.
+    /// The engine is started: a container's agent waits, a VMM takes requests or soon will.
     Up,
     /// Something failed; nothing is left.
     Failed {
@@ -90,11 +98,11 @@ pub enum Reply {
     },
     /// Everything is ended, as asked.
     Ended {
-        /// How the sentry ended and what it used.
-        sentry: Option<SentryEnd>,
+        /// How the engine's main process ended and what it used.
+        engine: Option<EngineEnd>,
         /// Processes that could not be ended.
         left: Vec<u32>,
-        /// The end of what the engine wrote to standard error. The sentry's last words: hostile.
+        /// The end of what the engine wrote to standard error. Its last words: hostile.
         log: String,
     },
 }
@@ -106,15 +114,15 @@ pub enum Stage {
     Namespaces,
     /// Mounting procfs.
     Procfs,
-    /// Assembling the root directory.
-    Skeleton,
+    /// Assembling the files that the engine is given.
+    Files,
     /// The engine.
     Engine,
 }
 
-/// How the sentry ended, from `wait4`.
+/// How an engine's main process ended, from `wait4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SentryEnd {
+pub struct EngineEnd {
     /// Exit code, unless a signal ended it.
     pub code: Option<i32>,
     /// Signal that ended it.
@@ -125,13 +133,19 @@ pub struct SentryEnd {
     pub peak_memory_bytes: u64,
 }
 
-struct Failure {
-    stage: Stage,
-    what: String,
-    why: io::Error,
+/// What failed while an engine was being started.
+#[derive(Debug)]
+pub struct Failure {
+    /// What was being done.
+    pub stage: Stage,
+    /// In words, with the path it is about.
+    pub what: String,
+    /// Why it failed.
+    pub why: io::Error,
 }
 
-fn failed<E: Into<io::Error>>(stage: Stage, what: impl Into<String>) -> impl FnOnce(E) -> Failure {
+/// A [`Failure`], for `map_err`.
+pub fn failed<E: Into<io::Error>>(stage: Stage, what: impl Into<String>) -> impl FnOnce(E) -> Failure {
     let what = what.into();
     move |why| Failure { stage, what, why: why.into() }
 }
@@ -144,14 +158,34 @@ pub fn main() -> u8 {
 }
 
 /// Everything the inner process has.
-struct Launcher {
+pub struct Launcher {
     request: Request,
     control: UnixStream,
-    engine: OwnedFd,
     log: Log,
     log_end: PipeWriter,
-    /// Where the engine writes the sentry's pid.
-    pid_file: Option<PathBuf>,
+    /// The engine's main process, as far as it is known.
+    main: Main,
+}
+
+/// How the pid of an engine's main process is found out.
+#[derive(Debug)]
+pub enum Main {
+    /// Not yet started.
+    Unknown,
+    /// The engine writes it to a file.
+    File(PathBuf),
+    /// The launcher's own child.
+    Child(u32),
+}
+
+impl Main {
+    fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Unknown => None,
+            Self::File(file) => std::fs::read_to_string(file).ok()?.trim().parse().ok(),
+            Self::Child(pid) => Some(*pid),
+        }
+    }
 }
 
 fn launch() -> io::Result<()> {
@@ -163,7 +197,7 @@ fn launch() -> io::Result<()> {
     let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;
     drop(null);
-    let [input, output, engine] = socket::receive(&control)?;
+    let descriptors = socket::receive(&control)?;
     let request: Request = read_message(&mut &control, MAX_REQUEST).map_err(|e| io::Error::other(e.to_string()))?;
     let runner = getppid();
     if let Err(failure) = namespaces(&request) {
@@ -177,14 +211,14 @@ fn launch() -> io::Result<()> {
     if request.pid_namespace
         && let Forked::Parent(inner) = sys::fork()?
     {
-        drop((control, input, output, engine));
+        drop((control, descriptors));
         let _ = waitpid(Some(inner), WaitOptions::empty());
         return Ok(());
     }
     let (log, log_end) = io::pipe()?;
     let log = Log { pipe: Some(log), tail: Vec::new() };
-    let mut launcher = Launcher { request, control, engine, log, log_end, pid_file: None };
-    match launcher.raise(input, output) {
+    let mut launcher = Launcher { request, control, log, log_end, main: Main::Unknown };
+    match launcher.raise(descriptors) {
         Ok(()) => launcher.hold(),
         Err(failure) => {
             launcher.log.drain();
@@ -211,6 +245,7 @@ fn namespaces(request: &Request) -> Result<(), Failure> {
     let mut flags = UnshareFlags::NEWNS;
     flags.set(UnshareFlags::NEWUSER, request.user_namespace);
     flags.set(UnshareFlags::NEWPID, request.pid_namespace);
+    flags.set(UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS, request.more_namespaces);
     sys::unshare(flags).map_err(failed(Stage::Namespaces, "unshare"))?;
     if request.user_namespace {
         let maps = [
@@ -228,8 +263,8 @@ fn namespaces(request: &Request) -> Result<(), Failure> {
 }
 
 impl Launcher {
-    /// Builds the boundary up to the waiting agent.
-    fn raise(&mut self, input: OwnedFd, output: OwnedFd) -> Result<(), Failure> {
+    /// Starts the engine.
+    fn raise(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), Failure> {
         if self.request.pid_namespace {
             // The parent, on the other side of the namespace.
             set_parent_process_death_signal(Some(Signal::KILL))
@@ -242,49 +277,52 @@ impl Launcher {
                 .map_err(failed(Stage::Namespaces, "untie the launcher from its parent"))?;
             set_child_subreaper(Some(getpid())).map_err(failed(Stage::Namespaces, "adopt orphans"))?;
         }
-        let places = skeleton::build(&self.request.skeleton, &self.request.config).map_err(|(what, why)| Failure {
-            stage: Stage::Skeleton,
-            what,
-            why,
-        })?;
         let until = Instant::now() + Duration::from_millis(self.request.patience_ms);
-        let command = |words: Vec<OsString>| -> Vec<OsString> {
-            let root = ["--root".into(), places.state.clone().into_os_string()];
-            root.into_iter().chain(self.request.flags.iter().map(OsString::from)).chain(words).collect()
-        };
-        let id = OsString::from(&self.request.id);
-        let create = command(vec![
-            "create".into(),
-            "--bundle".into(),
-            places.bundle.into(),
-            "--pid-file".into(),
-            places.pid_file.clone().into(),
-            id.clone(),
-        ]);
-        let start = command(vec!["start".into(), id]);
-        self.pid_file = Some(places.pid_file);
-        self.engine(&create, input.into(), output.into(), until)?;
-        self.engine(&start, Stdio::null(), Stdio::null(), until)?;
+        match self.request.work.clone() {
+            Work::Gvisor(work) => gvisor::raise::raise(self, &work, descriptors, until)?,
+            Work::Firecracker(work) => firecracker::raise::raise(self, &work, descriptors, until)?,
+        }
         self.reply(&Reply::Up).map_err(failed(Stage::Engine, "report"))?;
         Ok(())
     }
 
-    /// Runs one engine command by the open executable, with nothing in its environment.
-    fn engine(&mut self, words: &[OsString], stdin: Stdio, stdout: Stdio, until: Instant) -> Result<(), Failure> {
-        let name =
-            words.iter().find(|w| *w == "create" || *w == "start").map_or("runsc".into(), |w| w.to_string_lossy());
-        let error = |why: io::Error| Failure { stage: Stage::Engine, what: format!("runsc {name}"), why };
-        let log = self.log_end.try_clone().map_err(error)?;
-        let mut child = Command::new(format!("/proc/self/fd/{}", self.engine.as_raw_fd()))
-            .arg0("runsc")
-            .args(words)
-            .env_clear()
-            .current_dir("/")
-            .stdin(stdin)
-            .stdout(stdout)
-            .stderr(log)
-            .spawn()
-            .map_err(error)?;
+    /// Says which process is the engine's main one.
+    pub fn main_is(&mut self, main: Main) {
+        self.main = main;
+    }
+
+    /// Whether the launcher stands in a user namespace of its own, where it has one id only.
+    #[must_use]
+    pub const fn rootless(&self) -> bool {
+        self.request.user_namespace
+    }
+
+    /// A command that executes an open executable, with nothing in its environment and its errors kept.
+    ///
+    /// # Errors
+    /// If the launcher has no descriptor left.
+    pub fn command(&self, executable: &OwnedFd, name: &str) -> io::Result<Command> {
+        let mut command = Command::new(format!("/proc/self/fd/{}", executable.as_raw_fd()));
+        command.arg0(name).env_clear().current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.log_end.try_clone()?);
+        Ok(command)
+    }
+
+    /// Another end of the pipe that keeps the engine's errors.
+    ///
+    /// # Errors
+    /// If the launcher has no descriptor left.
+    pub fn log(&self) -> io::Result<PipeWriter> {
+        self.log_end.try_clone()
+    }
+
+    /// Runs one engine command, `what`, to its end. Ends early when the runner is gone.
+    ///
+    /// # Errors
+    /// If it cannot be started, takes longer than `until`, or fails.
+    pub fn run(&mut self, mut command: Command, what: &str, until: Instant) -> Result<(), Failure> {
+        let error = |why: io::Error| Failure { stage: Stage::Engine, what: what.to_owned(), why };
+        let mut child = command.spawn().map_err(error)?;
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| error(e.into()))?;
         loop {
@@ -313,10 +351,10 @@ impl Launcher {
                 Seen::Order(_) | Seen::Ended | Seen::Late | Seen::Nothing => {}
             }
         }
-        let (sentry, left) = self.end_everything();
+        let (engine, left) = self.end_everything();
         self.log.drain();
         let log = self.log.text();
-        self.reply(&Reply::Ended { sentry, left, log })
+        self.reply(&Reply::Ended { engine, left, log })
     }
 
     fn reply(&mut self, reply: &Reply) -> io::Result<()> {
@@ -360,9 +398,9 @@ impl Launcher {
     }
 
     /// Kills and reaps every process but this one: all of the pid namespace, or all that this process adopted. Says how
-    /// the sentry ended and what is still there.
-    fn end_everything(&self) -> (Option<SentryEnd>, Vec<u32>) {
-        let sentry = self.pid_file.as_ref().and_then(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok());
+    /// the engine ended and what is still there.
+    fn end_everything(&self) -> (Option<EngineEnd>, Vec<u32>) {
+        let main = self.main.pid();
         let mut end = None;
         let until = Instant::now() + Duration::from_secs(3);
         loop {
@@ -371,8 +409,8 @@ impl Launcher {
                 let Some(pid) = Pid::from_raw(raw.cast_signed()).filter(|&pid| pid != getpid()) else { continue };
                 let ours = match sys::reap(pid) {
                     Ok(Some(exit)) => {
-                        if Some(raw) == sentry {
-                            end = Some(sentry_end(exit));
+                        if Some(raw) == main {
+                            end = Some(engine_end(exit));
                         }
                         continue;
                     }
@@ -392,9 +430,9 @@ impl Launcher {
     }
 }
 
-fn sentry_end(exit: sys::Exit) -> SentryEnd {
+fn engine_end(exit: sys::Exit) -> EngineEnd {
     use std::os::unix::process::ExitStatusExt;
-    SentryEnd {
+    EngineEnd {
         code: exit.status.code(),
         signal: exit.status.signal(),
         cpu_ms: u64::try_from(exit.cpu.as_millis()).unwrap_or(u64::MAX),

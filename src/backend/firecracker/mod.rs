@@ -1,0 +1,594 @@
+//! Firecracker: each step in a microVM of its own.
+//!
+//! ```text
+//! runner ── launcher: process 1 of a pid namespace ── (jailer) ── VMM: API thread, vCPU threads
+//!    │ API socket: builds the machine, reads its configuration back, starts it
+//!    └ vsock socket: one connection, to the guest agent, which is process 1 in the machine
+//! ```
+//!
+//! As root the VMM runs under Firecracker's own jailer: a host uid of its own, a root directory that nothing else is in,
+//! pid, mount, network, IPC and UTS namespaces. A plain user who may use `/dev/kvm` gets the same from namespaces of
+//! the launcher's, and the report says which. The VMM's root directory lies on a tmpfs that only the launcher's mount
+//! namespace has: the host opens nothing in it after dispatch, and it vanishes with the launcher.
+//!
+//! The machine has read-only drives, one vsock device, no network device and no serial port. It is booted afresh for
+//! every step; nothing is restored. What the guest's memory holds is all that it can write.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use plimsoll_guest::agent::machine::PORT;
+use plimsoll_guest::{Dispatch, Drive, LimitHit};
+use rustix::fs::{Access, Mode, OFlags, open};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+use super::cgroup::{Group, Limits};
+use super::channel::{Cancel, Channel, Outcome};
+use super::family::Family;
+use super::launcher::control::{Launched, launch};
+use super::launcher::{Reply, Request, Stage, Work};
+use super::traces::{BASE, Mark, mounts_below, remove_files};
+use super::{Backend, BinaryRecord, EngineRecord, MachineParts, Output, Phase, Plan, PrepareError, Usage};
+use crate::evidence::fact::EngineKind;
+use crate::evidence::proc::ProcDir;
+use crate::evidence::{Admission, ControlId, Fact, Observation};
+
+use self::api::Api;
+use self::config::{API, LEAST_MEMORY, MIB, Machine, VSOCK, drive_name};
+use self::engine::{JAILER_PREFIX, VERSION_PREFIX, Vmm};
+use self::observe::{First, Known};
+
+pub mod api;
+pub mod config;
+pub mod engine;
+pub mod observe;
+pub mod raise;
+
+/// How long the launcher may take to start the VMM.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the VMM may take to listen for requests.
+const API_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a microVM may take to boot, unless the operator gives it longer. A host without usable virtualisation is
+/// told from a slow one by this: the former takes minutes.
+const BOOT_PATIENCE: Duration = Duration::from_secs(12);
+/// Between two attempts to reach the guest.
+const RETRY: Duration = Duration::from_millis(4);
+/// Memory that the VMM and the launcher may take beyond the guest's, bytes.
+const OVERHEAD: u64 = 128 * MIB;
+/// Host tasks that they may be.
+const TASKS: u64 = 64;
+/// First host uid of VMMs that root starts; above those of [`super::jail::JAIL_UIDS`].
+const FIRST_UID: u32 = 0x7800_0000;
+/// How many of them there are. One is drawn for each VMM, so that no two share one but by a chance of one in millions.
+const UIDS: u32 = 0x0800_0000;
+
+/// A prepared boundary.
+#[derive(Debug)]
+pub struct Firecracker {
+    launched: Launched,
+    channel: Channel,
+    pid: u32,
+    vmm: Vmm,
+    digests: Digests,
+    machine: Machine,
+    parts: MachineParts,
+    plan: Plan,
+    group: Group,
+    family: Family,
+    first: Option<First>,
+    own_memory: Option<u64>,
+    peak_memory: Option<u64>,
+    rootful: bool,
+}
+
+/// What the engine's executables are.
+#[derive(Debug)]
+struct Digests {
+    firecracker: String,
+    version: String,
+    jailer: Option<(String, String)>,
+}
+
+fn unavailable(blocker: impl Into<String>, help: impl Into<String>) -> PrepareError {
+    PrepareError::Unavailable { backend: Backend::Firecracker, blocker: blocker.into(), help: help.into() }
+}
+
+impl Firecracker {
+    /// See [`super::Sandbox::prepare`].
+    ///
+    /// # Errors
+    /// As [`PrepareError`] says; nothing is left behind.
+    pub async fn prepare(plan: &Plan) -> Result<Self, PrepareError> {
+        let rootful = rustix::process::geteuid().is_root();
+        let vmm = Vmm::open(&plan.engines, rootful)?;
+        usable_kvm()?;
+        let parts = plan.machine.clone().ok_or_else(|| {
+            unavailable("no kernel and image were made ready for it", "give the step an image: `sandbox.image`")
+        })?;
+        let machine = Machine::new(&plan.bounds, &parts)
+            .ok_or_else(|| unavailable("a microVM has at most 26 drives", "give the step fewer `sandbox.mounts`"))?;
+        if machine.memory_mib < LEAST_MEMORY {
+            return Err(unavailable(
+                format!("a microVM does not boot in {} MiB", machine.memory_mib),
+                format!("raise `sandbox.memory` to {LEAST_MEMORY}MiB or more"),
+            ));
+        }
+        let hashing = Hashing::start(&vmm).map_err(PrepareError::io("open the engine again"))?;
+        let mark = Mark::make(&plan.scratch, &plan.id)?;
+        let mut group = Group::create(
+            &plan.id,
+            Limits {
+                memory_bytes: plan.bounds.memory_bytes + OVERHEAD,
+                cpu_millis: plan.bounds.cpu_millis,
+                tasks: TASKS + machine.vcpus,
+            },
+        );
+        mark.add(&plan.id, &group.directories())?;
+        let request = request(plan, &machine, &parts, &group, rootful)?;
+        let descriptors: Vec<_> =
+            std::iter::once(&vmm.firecracker).chain(&vmm.jailer).map(|e| e.descriptor()).collect();
+        let (launched, reply) = launch(&request, &descriptors, &mut group)
+            .await
+            .map_err(|(what, source)| PrepareError::Io { action: what, source })?;
+        let raised = match reply {
+            Reply::Up => raise_machine(&launched, &request, &machine, plan).await,
+            Reply::Failed { stage, what, errno, log } => Err(Trouble::Failed { stage, what, errno, log }),
+            Reply::Ended { .. } => Err(Trouble::Told("the launcher ended".to_owned())),
+        };
+        let (channel, pid) = match raised {
+            Ok(both) => both,
+            Err(trouble) => {
+                let log = match launched.end().await {
+                    Some(Reply::Ended { log, .. }) => log,
+                    _ => String::new(),
+                };
+                let _ = group.remove();
+                return Err(trouble.explain(&log, rootful));
+            }
+        };
+        mark.keep();
+        let digests = hashing.finish(&vmm).await?;
+        let family = Family::of(launched.launcher.pid());
+        Ok(Self {
+            launched,
+            channel,
+            pid,
+            vmm,
+            digests,
+            machine,
+            parts,
+            plan: plan.clone(),
+            group,
+            family,
+            first: None,
+            own_memory: None,
+            peak_memory: None,
+            rootful,
+        })
+    }
+
+    /// The channel into the boundary.
+    pub fn channel(&mut self) -> &mut Channel {
+        &mut self.channel
+    }
+
+    fn known(&self) -> Known<'_> {
+        Known {
+            pid: self.pid,
+            vmm: (&self.vmm.firecracker, &self.digests.firecracker),
+            jailer: self.vmm.jailer.as_ref().zip(self.digests.jailer.as_ref().map(|(sha256, _)| sha256.as_str())),
+            version: &self.digests.version,
+            trusted: &self.plan.engines.trusted,
+            refuse_vulnerable: self.plan.engines.refuse_vulnerable,
+            group: &self.group,
+            machine: &self.machine,
+            memory_bytes: self.plan.bounds.memory_bytes,
+            disk_bytes: self.plan.bounds.disk_bytes,
+        }
+    }
+
+    /// See [`super::Sandbox::observe`].
+    ///
+    /// # Errors
+    /// If the VMM ended, or is none of the launcher's.
+    pub fn observe(&mut self, phase: Phase, answered: Option<Duration>) -> io::Result<Vec<Observation>> {
+        self.family = Family::of(self.launched.launcher.pid());
+        let known = self.known();
+        let boundary = observe::find(&known, &self.family)?;
+        self.peak_memory = boundary.process.status().ok().and_then(|status| {
+            let kib = status.get("VmHWM")?.split_ascii_whitespace().next()?.parse::<u64>().ok()?;
+            Some(kib * 1024)
+        });
+        match (phase, &self.first) {
+            (Phase::After, Some(first)) => observe::changes(first, &self.known(), &boundary),
+            _ => {
+                let mut seen = observe::before(&self.known(), &boundary, answered)?;
+                let jail = if self.rootful {
+                    "the VMM runs under Firecracker's jailer, with a host uid of its own"
+                } else {
+                    "the VMM runs in plimsoll's own jail: the runner's uid, in namespaces of its own"
+                };
+                seen.push(Observation::host(Fact::Remark { control: ControlId::Namespaces, what: jail.to_owned() }));
+                let limits = observe::limits(&self.known(), &boundary);
+                self.own_memory = observe::own_memory(&boundary.process);
+                let kvm = observe::kvm(&boundary.process)?;
+                self.first = Some(First { snapshot: boundary.snapshot, limits, kvm });
+                Ok(seen)
+            }
+        }
+    }
+
+    /// See [`super::Sandbox::dispatch`].
+    pub async fn dispatch(
+        &mut self,
+        _admission: Admission,
+        mut dispatch: Dispatch,
+        output: &mut Output,
+        deadline: Duration,
+        cancel: &mut Cancel,
+    ) -> Outcome {
+        dispatch.drives = drives(&self.parts);
+        self.channel.converse(dispatch, output, deadline, cancel, |_, _| {}).await
+    }
+
+    /// See [`super::Sandbox::usage`].
+    #[must_use]
+    pub fn usage(&mut self) -> Usage {
+        Usage {
+            cpu_ms: self
+                .group
+                .cpu_time()
+                .map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX))
+                .or(Some(self.family.used(self.pid).cpu_ms).filter(|&ms| ms > 0)),
+            peak_memory_bytes: self.group.peak_memory().or(self.peak_memory),
+            boundary_memory_bytes: self.own_memory,
+        }
+    }
+
+    /// A limit that the host itself saw being hit.
+    #[must_use]
+    pub fn limit_hit(&self) -> Option<LimitHit> {
+        (self.group.out_of_memory_kills() > 0).then_some(LimitHit::Memory)
+    }
+
+    /// See [`super::Sandbox::engine`].
+    #[must_use]
+    pub fn engine(&self) -> EngineRecord {
+        let record = |path: &Path, version: &str, sha256: &str| BinaryRecord {
+            path: path.display().to_string(),
+            version: version.to_owned(),
+            sha256: sha256.to_owned(),
+        };
+        let mut binaries = vec![record(self.vmm.firecracker.path(), &self.digests.version, &self.digests.firecracker)];
+        if let (Some(jailer), Some((sha256, version))) = (&self.vmm.jailer, &self.digests.jailer) {
+            binaries.push(record(jailer.path(), version, sha256));
+        }
+        let settings = [
+            ("jail", if self.rootful { "jailer" } else { "own" }.to_owned()),
+            ("network", "none".to_owned()),
+            ("vcpus", self.machine.vcpus.to_string()),
+            ("kernel", self.parts.kernel_release.clone()),
+            ("kernel-sha256", self.parts.kernel_sha256.clone()),
+        ];
+        EngineRecord {
+            name: Backend::Firecracker.name().to_owned(),
+            engine_version: self.digests.version.clone(),
+            binaries,
+            settings: settings.into_iter().map(|(k, v)| (k.to_owned(), v)).collect::<BTreeMap<_, _>>(),
+        }
+    }
+
+    /// See [`super::Sandbox::teardown`].
+    pub async fn teardown(self) -> Vec<Observation> {
+        let Self { launched, group, family, plan, channel, .. } = self;
+        drop(channel);
+        let mut looked_for = vec![
+            format!("{} processes and their pid namespaces", family.len()),
+            format!("{} cgroups", group.directories().len()),
+            format!("mounts and files below {}", plan.scratch.display()),
+        ];
+        let mut found = Vec::new();
+        match launched.end().await {
+            Some(Reply::Ended { engine, left, log }) => {
+                if let Some(end) = engine {
+                    looked_for.push(match (end.code, end.signal) {
+                        (Some(code), _) => format!("the VMM's end (exit code {code})"),
+                        (None, signal) => format!("the VMM's end (signal {})", signal.unwrap_or(0)),
+                    });
+                }
+                found.extend(left.into_iter().map(|pid| format!("process {pid} of the boundary's own numbering")));
+                if !log.is_empty() {
+                    tracing::debug!(?log, "the VMM's last words");
+                }
+            }
+            _ => tracing::debug!("the launcher did not say how the boundary ended"),
+        }
+        let look = move || {
+            let mut found = group.remove();
+            found.extend(family.survivors());
+            found.extend(mounts_below(&plan.scratch));
+            found.extend(remove_files(&plan.scratch));
+            found
+        };
+        found.extend(tokio::task::spawn_blocking(look).await.unwrap_or_else(|e| vec![format!("unknown: {e}")]));
+        vec![Observation::host(Fact::Leftovers { looked_for, found })]
+    }
+}
+
+/// Where the drives go that hold the step's own content. The first is the root file system, which the agent has mounted.
+fn drives(parts: &MachineParts) -> Vec<Drive> {
+    let workspace = parts.workspace.iter().map(|_| "/workspace");
+    let places = workspace.chain(parts.mounts.iter().map(|(_, at)| at.as_str()));
+    places.zip(1..).filter_map(|(at, index)| Some(Drive { device: drive_name(index)?, at: at.to_owned() })).collect()
+}
+
+/// The digests of the executables, computed while the machine boots.
+struct Hashing(Vec<tokio::task::JoinHandle<io::Result<String>>>);
+
+impl Hashing {
+    fn start(vmm: &Vmm) -> io::Result<Self> {
+        std::iter::once(&vmm.firecracker)
+            .chain(&vmm.jailer)
+            .map(|e| e.sha256_task())
+            .collect::<io::Result<_>>()
+            .map(Self)
+    }
+
+    async fn finish(self, vmm: &Vmm) -> Result<Digests, PrepareError> {
+        let mut digests = Vec::new();
+        for hashing in self.0 {
+            let digest = hashing.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+            digests.push(digest.map_err(PrepareError::io("read the engine's executable"))?);
+        }
+        let mut digests = digests.into_iter();
+        let firecracker = digests.next().unwrap_or_default();
+        let version = vmm.firecracker.version(EngineKind::Firecracker, &firecracker, VERSION_PREFIX).await;
+        let jailer = match (&vmm.jailer, digests.next()) {
+            (Some(jailer), Some(sha256)) => {
+                let version = jailer.version(EngineKind::Jailer, &sha256, JAILER_PREFIX).await;
+                Some((sha256, version))
+            }
+            _ => None,
+        };
+        Ok(Digests { firecracker, version, jailer })
+    }
+}
+
+/// Whether `/dev/kvm` is there and this process may use it. Whether it works, only a boot tells.
+fn usable_kvm() -> Result<(), PrepareError> {
+    let path = "/dev/kvm";
+    if !Path::new(path).exists() {
+        return Err(unavailable(
+            "there is no /dev/kvm on this host",
+            "run on bare metal, or on a virtual machine with nested virtualisation; load the module kvm_intel or kvm_amd; \
+             in a container hand the device in (`--device /dev/kvm`)",
+        ));
+    }
+    let allowed = rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
+        .and_then(|()| open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()));
+    allowed.map(drop).map_err(|e| {
+        unavailable(
+            format!("/dev/kvm cannot be opened: {}", io::Error::from(e)),
+            "add the runner's user to the group kvm (`sudo usermod -aG kvm USER`) and start the runner again",
+        )
+    })
+}
+
+fn request(
+    plan: &Plan,
+    machine: &Machine,
+    parts: &MachineParts,
+    group: &Group,
+    rootful: bool,
+) -> Result<Request, PrepareError> {
+    let mut files =
+        vec![("kernel".to_owned(), parts.kernel.clone()), ("initramfs".to_owned(), parts.initramfs.clone())];
+    let images =
+        std::iter::once(&parts.rootfs).chain(&parts.workspace).chain(parts.mounts.iter().map(|(image, _)| image));
+    files.extend(machine.drives.iter().cloned().zip(images.cloned()));
+    let mut random = [0u8; 4];
+    getrandom::fill(&mut random).map_err(|e| PrepareError::io("draw randomness")(io::Error::other(e.to_string())))?;
+    Ok(Request {
+        user_namespace: !rootful,
+        pid_namespace: true,
+        more_namespaces: true,
+        work: Work::Firecracker(raise::Work {
+            base: plan.scratch.join(BASE),
+            id: plan.id.clone(),
+            user: FIRST_UID + u32::from_le_bytes(random) % UIDS,
+            files,
+            cgroup: group.v2_path().map(|path| (2, path)).or(Some((1, String::new()))),
+        }),
+        patience_ms: u64::try_from(START_PATIENCE.as_millis()).unwrap_or(u64::MAX),
+    })
+}
+
+/// Why a machine did not come up.
+enum Trouble {
+    /// The launcher could not start the VMM.
+    Failed { stage: Stage, what: String, errno: Option<i32>, log: String },
+    /// The VMM refused a request, or built something else.
+    Told(String),
+    /// It started, and no guest answered.
+    Silent(Duration),
+    /// The VMM ended while its guest was booting.
+    Ended,
+    /// A system call of our own failed.
+    Io(&'static str, io::Error),
+}
+
+impl Trouble {
+    fn explain(self, last_words: &str, rootful: bool) -> PrepareError {
+        let log = |text: &str| {
+            let text = crate::text::Untrusted::new(text.to_owned()).for_terminal(400);
+            if text.is_empty() { String::new() } else { format!(" ({text})") }
+        };
+        match self {
+            Self::Silent(patience) => unavailable(
+                format!(
+                    "/dev/kvm opens, but a microVM did not boot within {} s: this host's virtualisation cannot run a guest{}",
+                    patience.as_secs(),
+                    log(last_words)
+                ),
+                "run on bare metal or with working nested virtualisation; on a host that is only slow, raise \
+                 PLIMSOLL_BOOT_TIMEOUT",
+            ),
+            Self::Ended => unavailable(
+                format!("the VMM ended while its guest was booting{}", log(last_words)),
+                "run on bare metal or with working nested virtualisation; the kernel's log (`dmesg`) may say more",
+            ),
+            Self::Told(what) => unavailable(
+                format!("{what}{}", log(last_words)),
+                "see what the VMM says; `plimsoll doctor --backend firecracker` tries again",
+            ),
+            Self::Failed { stage: Stage::Namespaces, what, errno, .. } if !rootful => unavailable(
+                format!(
+                    "namespaces cannot be made: {what}{}",
+                    errno.map_or(String::new(), |n| format!(" (errno {n})"))
+                ),
+                "allow user namespaces to plain users: `sysctl -w user.max_user_namespaces=15000`; on Ubuntu 24.04 or \
+                 newer also an AppArmor profile with `userns,` for plimsoll",
+            ),
+            Self::Failed { what, log: said, .. } => unavailable(
+                format!("{what}{}", log(&said)),
+                "see what the engine says; as root the jailer has to be able to mount, chroot and make device nodes",
+            ),
+            Self::Io(action, source) => PrepareError::Io { action: action.to_owned(), source },
+        }
+    }
+}
+
+/// Builds the machine over the VMM's API, starts it, and connects to the agent in it: the channel, and the VMM's pid.
+async fn raise_machine(
+    launched: &Launched,
+    request: &Request,
+    machine: &Machine,
+    plan: &Plan,
+) -> Result<(Channel, u32), Trouble> {
+    let Work::Firecracker(work) = &request.work else {
+        return Err(Trouble::Told("no microVM was asked for".to_owned()));
+    };
+    let root = raise::root(&work.base, &work.id);
+    let sockets =
+        Sockets::open(launched.launcher.pid(), &root).map_err(|e| Trouble::Io("open the VMM's directory", e))?;
+    let mut api = sockets.api().await?;
+    let pid =
+        api.peer().ok().flatten().ok_or_else(|| Trouble::Told("nobody listens on the VMM's socket".to_owned()))?;
+    let refused = |e: api::ApiError| Trouble::Told(crate::text::chain(&e));
+    for (path, body) in machine.requests() {
+        api.put(&path, &body).await.map_err(refused)?;
+    }
+    let built = api.get("/vm/config").await.map_err(refused)?;
+    if let Some(difference) = machine.differs(&built) {
+        return Err(Trouble::Told(format!("the VMM says it built something else: {difference}")));
+    }
+    let patience = plan.engines.boot_patience.unwrap_or(BOOT_PATIENCE);
+    let until = Instant::now() + patience;
+    api.put("/actions", &json!({"action_type": "InstanceStart"})).await.map_err(refused)?;
+    let process = ProcDir::open(pid).map_err(|_| Trouble::Ended)?;
+    loop {
+        let attempt = tokio::time::timeout_at(until.into(), sockets.guest()).await;
+        match attempt {
+            Err(_) => return Err(Trouble::Silent(patience)),
+            Ok(Ok((stream, peer))) if peer == Some(pid) => {
+                let (reader, writer) = stream.into_split();
+                return Ok((Channel::new(reader, writer, Vec::new()), pid));
+            }
+            Ok(Ok((_, peer))) => {
+                let peer = peer.map_or("nobody".to_owned(), |pid| format!("pid {pid}"));
+                return Err(Trouble::Told(format!("{peer} answers on the vsock socket, not the VMM (pid {pid})")));
+            }
+            Ok(Err(_)) if !process.alive() => return Err(Trouble::Ended),
+            Ok(Err(_)) if Instant::now() > until => return Err(Trouble::Silent(patience)),
+            // Nobody listens in the guest yet.
+            Ok(Err(_)) => tokio::time::sleep(RETRY).await,
+        }
+    }
+}
+
+/// The directory of the VMM's sockets, reached through the launcher's mount namespace.
+struct Sockets(OwnedFd);
+
+impl Sockets {
+    fn open(launcher: u32, root: &Path) -> io::Result<Self> {
+        let inner = root.strip_prefix("/").unwrap_or(root).join("run");
+        let path = PathBuf::from(format!("/proc/{launcher}/root")).join(inner);
+        Ok(Self(open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?))
+    }
+
+    /// A short name for a socket: a socket's address holds 108 bytes (unix(7)).
+    fn path(&self, inside: &str) -> PathBuf {
+        let name = Path::new(inside).file_name().unwrap_or_default();
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_fd().as_raw_fd())).join(name)
+    }
+
+    async fn api(&self) -> Result<Api, Trouble> {
+        let until = Instant::now() + API_PATIENCE;
+        loop {
+            match Api::connect(&self.path(API)).await {
+                Ok(api) => return Ok(api),
+                Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(1)).await,
+                Err(e) => return Err(Trouble::Told(format!("the VMM takes no requests: {e}"))),
+            }
+        }
+    }
+
+    /// One attempt to reach the agent: the stream, and the pid of who listens on the socket.
+    async fn guest(&self) -> io::Result<(UnixStream, Option<u32>)> {
+        let mut stream = UnixStream::connect(self.path(VSOCK)).await?;
+        let peer = stream.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok());
+        stream.write_all(format!("CONNECT {PORT}\n").as_bytes()).await?;
+        // `OK <port>` and a line feed; what follows is the agent's.
+        let mut line = Vec::new();
+        while !line.ends_with(b"\n") {
+            if line.len() > 32 {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            line.push(stream.read_u8().await?);
+        }
+        if line.starts_with(b"OK ") { Ok((stream, peer)) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drives_go_where_their_content_belongs() {
+        let parts = MachineParts {
+            kernel: "k".into(),
+            initramfs: "i".into(),
+            kernel_release: "6".into(),
+            kernel_sha256: "0".into(),
+            rootfs: "r".into(),
+            workspace: None,
+            mounts: vec![("m".into(), "/wheels".into())],
+        };
+        let drive = |device: &str, at: &str| Drive { device: device.to_owned(), at: at.to_owned() };
+        assert_eq!(drives(&parts), [drive("vdb", "/wheels")]);
+        let with = MachineParts { workspace: Some("w".into()), ..parts };
+        assert_eq!(drives(&with), [drive("vdb", "/workspace"), drive("vdc", "/wheels")]);
+    }
+
+    #[test]
+    fn what_went_wrong_has_a_fix() {
+        let troubles = [
+            Trouble::Silent(Duration::from_secs(12)),
+            Trouble::Ended,
+            Trouble::Told("PUT /actions was refused (400): \u{1b}[31m".to_owned()),
+            Trouble::Failed { stage: Stage::Engine, what: "jailer".into(), errno: None, log: "no\u{202e}".into() },
+        ];
+        for trouble in troubles {
+            let PrepareError::Unavailable { blocker, help, .. } = trouble.explain("last\nwords", true) else {
+                panic!()
+            };
+            assert!(!help.is_empty() && !blocker.contains('\u{202e}'), "{blocker}");
+        }
+    }
+}
