@@ -63,7 +63,7 @@ finish() {
   say "$name: exit code $code"
   if [ "$code" != "$expected" ]; then
     sed 's/^/    /' "$out/$name.log"
-    fail "$name: exit code $code, not $expected: $(grep -a -v '^ *[·│]' "$out/$name.log" | head -n 2 | tr -s '\n ' ' ')"
+    fail "$name: exit code $code, not $expected: $(grep -a -E '^ *(because|result|error) ' "$out/$name.log" | head -n 2 | tr -s '\n ' ' ')"
   fi
 }
 
@@ -96,8 +96,9 @@ await() {
   done
 }
 
-# Pids of running VMMs.
+# Pids of running VMMs, and whether there are none.
 vmms() { pgrep -x firecracker || true; }
+no_vmms() { ! pgrep -x firecracker; }
 
-# What the guest printed so far, in a run that goes on.
-printed() { grep -a -q "$2" "$work/$1/log"; }
+# Whether the guest printed a line by now, in a run that goes on. (The step's own name is its command.)
+printed() { grep -a -q "│ $2\$" "$work/$1/log"; }
