@@ -14,5 +14,5 @@ for kind in directory archive; do
   holds $kind "out.startswith('$sums')" 'step["outputs"][0]["bytes"] == 24000000'
   back=$(find "$work/$kind/outputs" -name back)
   cmp "$back" <(head -c 24000000 "$work/source/one") || fail "what came back is not what was sent"
-  rm -rf "$work/$kind"
+  rm -rf "${work:?}/$kind"
 done
