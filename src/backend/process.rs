@@ -41,6 +41,9 @@ pub fn on_spawner<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         None => {
             let (sender, jobs) = mpsc::channel::<Job>();
             std::thread::Builder::new().name("spawner".to_owned()).spawn(move || {
+                // A login of root has supplementary groups (sudo: group 0), which engines keep when they change their
+                // uid. This thread has none, and so have its children; a plain user's stay, as they may be his way to KVM.
+                let _ = rustix::thread::set_thread_groups(&[]);
                 for job in jobs {
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
                 }
