@@ -16,6 +16,7 @@ pub mod cache;
 pub mod initramfs;
 pub mod kernel;
 pub mod rootfs;
+pub mod squashfs;
 
 pub use cache::Cache;
 pub use rootfs::{Entry, Rootfs};
