@@ -49,7 +49,7 @@ variables! {
     Home = "HOME",
     /// Where the private directories of a plain user's runs are, below `plimsoll-<uid>/`; `/tmp` by default.
     TmpDir = "TMPDIR",
-    /// Where compiled WebAssembly is cached, below `plimsoll/`; `~/.cache` by default.
+    /// Where compiled WebAssembly, guest kernels and images are cached, below `plimsoll/`; `~/.cache` by default.
     XdgCacheHome = "XDG_CACHE_HOME",
     /// Where a user's WebAssembly runtimes are, below `plimsoll/wasm/`; `~/.local/share` by default.
     XdgDataHome = "XDG_DATA_HOME",

@@ -1,16 +1,24 @@
 //! Images: the root file system that a boundary shows its program.
 //!
 //! [`Image`] is where one comes from, checked; [`rootfs`] turns it into the entries that a launcher builds a root
-//! directory of its own from. Nothing here is parsed or executed: an image's content is the guest's, and its top level
+//! directory of its own from. Nothing here is executed: an image's content is the guest's, and its top level
 //! is only listed, so that the boundary's own directories (`/proc`, `/workspace`, …) never have to exist in it.
+//!
+//! For a microVM, [`kernel`] makes a bootable kernel and [`initramfs`] what it starts with, out of what this host's
+//! distribution installed. What is made once and used often is in the [`cache`].
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+pub mod cache;
+pub mod initramfs;
+pub mod kernel;
 pub mod rootfs;
+pub mod squashfs;
 
+pub use cache::Cache;
 pub use rootfs::{Entry, Rootfs};
 
 /// The world-readable toolchain part of the runner's own tree; see [`rootfs`].

@@ -21,7 +21,7 @@ use rustix::fs::{
 use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
 
-use crate::env::{Env, Var};
+use crate::env::Env;
 
 /// First bytes of an entry; the number is the format's.
 const MAGIC: &[u8; 16] = b"plimsoll-code-1\n";
@@ -60,15 +60,10 @@ pub struct Cache {
     max_total: u64,
 }
 
-/// Where the cache of this user is: root's in `/var/cache`, unless `XDG_CACHE_HOME` says otherwise.
+/// Where the cache of this user is.
 #[must_use]
 pub fn place(env: &Env) -> Option<PathBuf> {
-    let base = if geteuid().is_root() && env.os(Var::XdgCacheHome).is_none() {
-        Some(PathBuf::from("/var/cache/plimsoll"))
-    } else {
-        env.cache_dir()
-    };
-    base.map(|base| base.join("wasm"))
+    crate::image::cache::base(env).map(|base| base.join("wasm"))
 }
 
 impl Cache {
