@@ -56,6 +56,12 @@ variables! {
 
     /// The `runsc` to use; `--runsc` wins.
     Runsc = "PLIMSOLL_RUNSC",
+    /// The `firecracker` to use; `--firecracker` wins.
+    Firecracker = "PLIMSOLL_FIRECRACKER",
+    /// The `jailer` that root starts Firecracker with; otherwise the one beside `firecracker`, then the one in `PATH`.
+    Jailer = "PLIMSOLL_JAILER",
+    /// How long a microVM may take to boot, in seconds. Default: 12.
+    BootTimeout = "PLIMSOLL_BOOT_TIMEOUT",
     /// Directories that WebAssembly runtimes are looked for in first, separated by colons.
     WasmPath = "PLIMSOLL_WASM_PATH",
     /// Filter of diagnostic messages, such as `plimsoll=debug`; `--verbose` wins.

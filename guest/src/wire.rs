@@ -59,6 +59,8 @@ pub struct Drive {
     pub device: String,
     /// Absolute path inside. `/workspace` is the artifact: what the program writes there lies over it.
     pub at: String,
+    /// Only this file, at the top of the image, is to appear there.
+    pub file: Option<String>,
 }
 
 /// What runs.

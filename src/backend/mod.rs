@@ -90,8 +90,19 @@ pub struct MachineParts {
     pub rootfs: PathBuf,
     /// The artifact.
     pub workspace: Option<PathBuf>,
-    /// Further read-only mounts: image and where it appears.
-    pub mounts: Vec<(PathBuf, String)>,
+    /// Further read-only mounts.
+    pub mounts: Vec<MachineMount>,
+}
+
+/// A read-only mount of a microVM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineMount {
+    /// Image that holds it.
+    pub image: PathBuf,
+    /// Absolute path inside.
+    pub at: String,
+    /// The name of the one file in the image, where what is shown is a file.
+    pub file: Option<String>,
 }
 
 /// Limits, each in the unit the host enforces it in.
@@ -180,6 +191,16 @@ pub enum PrepareError {
     /// This host cannot run the backend.
     #[error("{backend} is not available on this host: {blocker}")]
     Unavailable {
+        /// The backend.
+        backend: Backend,
+        /// What stands in the way.
+        blocker: String,
+        /// What to do about it, one line.
+        help: String,
+    },
+    /// The host has what it takes, and yet cannot run a guest; that was found out by waiting for one.
+    #[error("{backend} is not available on this host: {blocker}")]
+    Unfit {
         /// The backend.
         backend: Backend,
         /// What stands in the way.

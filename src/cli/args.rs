@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueHint};
 
@@ -114,6 +115,10 @@ pub struct StepArgs {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, help_heading = "Boundary")]
     pub runsc: Option<PathBuf>,
 
+    /// The firecracker to use, otherwise PLIMSOLL_FIRECRACKER or the one in PATH
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, help_heading = "Boundary")]
+    pub firecracker: Option<PathBuf>,
+
     /// How gVisor intercepts system calls: systrap, ptrace, kvm
     #[arg(long, value_name = "PLATFORM", value_parser = ["systrap", "ptrace", "kvm"], help_heading = "Boundary")]
     pub platform: Option<String>,
@@ -211,12 +216,20 @@ impl StepArgs {
     /// The engine executables that flags and the environment name.
     #[must_use]
     pub fn engines(&self, env: &Env) -> Engines {
-        engines(self.runsc.clone(), self.platform.clone(), env)
+        engines(self.runsc.clone(), self.platform.clone(), self.firecracker.clone(), env)
     }
 }
 
 /// Engine executables: a flag, else the environment.
 #[must_use]
-pub fn engines(runsc: Option<PathBuf>, platform: Option<String>, env: &Env) -> Engines {
-    Engines { runsc: runsc.or_else(|| env.path(Var::Runsc)), platform, ..Engines::default() }
+pub fn engines(runsc: Option<PathBuf>, platform: Option<String>, firecracker: Option<PathBuf>, env: &Env) -> Engines {
+    let seconds = env.number(Var::BootTimeout);
+    Engines {
+        runsc: runsc.or_else(|| env.path(Var::Runsc)),
+        platform,
+        firecracker: firecracker.or_else(|| env.path(Var::Firecracker)),
+        jailer: env.path(Var::Jailer),
+        boot_patience: seconds.filter(|&s| s > 0).map(Duration::from_secs),
+        ..Engines::default()
+    }
 }

@@ -31,6 +31,10 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub runsc: Option<PathBuf>,
 
+    /// The firecracker to try, otherwise PLIMSOLL_FIRECRACKER or the one in PATH
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub firecracker: Option<PathBuf>,
+
     /// How gVisor intercepts system calls: systrap, ptrace, kvm
     #[arg(long, value_name = "PLATFORM", value_parser = ["systrap", "ptrace", "kvm"])]
     pub platform: Option<String>,
@@ -63,7 +67,7 @@ impl Which {
 
 /// Tries the backends and prints what came of it.
 pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failure> {
-    let engines = args::engines(args.runsc.clone(), args.platform.clone(), env);
+    let engines = args::engines(args.runsc.clone(), args.platform.clone(), args.firecracker.clone(), env);
     let trials = Trials::new(engines, env)?;
     let which = args.backend.map_or_else(|| vec![Which::Firecracker, Which::Gvisor, Which::Wasm], |one| vec![one]);
     let mut reports = Vec::new();

@@ -89,15 +89,15 @@ mod tests {
 
     #[test]
     fn versions_are_compared_by_number_and_only_what_applies_is_refused() {
-        let jailer = ("CVE-2026-1386".to_owned(), true);
-        let pci = ("CVE-2026-5747".to_owned(), false);
-        assert_eq!(ids("1.12.1"), [jailer.clone()]);
-        assert_eq!(ids("v1.13.1"), [jailer.clone(), pci.clone()]);
-        assert_eq!(ids("1.13.2"), [pci.clone()]);
-        assert_eq!(ids("1.14.0-dev"), [jailer, pci.clone()]);
-        assert_eq!(ids("1.14.3"), [pci.clone()]);
+        let jailer = || ("CVE-2026-1386".to_owned(), true);
+        let pci = || ("CVE-2026-5747".to_owned(), false);
+        assert_eq!(ids("1.12.1"), [jailer()]);
+        assert_eq!(ids("v1.13.1"), [jailer(), pci()]);
+        assert_eq!(ids("1.13.2"), [pci()]);
+        assert_eq!(ids("1.14.0-dev"), [jailer(), pci()]);
+        assert_eq!(ids("1.14.3"), [pci()]);
         assert_eq!(ids("1.14.4"), []);
-        assert_eq!(ids("1.15.0"), [pci]);
+        assert_eq!(ids("1.15.0"), [pci()]);
         assert_eq!(ids("1.16.0"), []);
         assert_eq!(ids("unknown"), []);
         assert_eq!(known(EngineKind::Runsc, "1.12.1", true), []);

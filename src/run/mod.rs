@@ -23,6 +23,7 @@ use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, StepReport, Verdict}
 use crate::spec::{Policy, PolicyRefusal, Step};
 
 pub mod host;
+mod machine;
 mod payload;
 mod record;
 mod request;
@@ -92,6 +93,7 @@ pub struct Job {
 /// What the steps of one run share.
 struct Context {
     id: String,
+    state: PathBuf,
     scratch: PathBuf,
     logs: PathBuf,
     outputs: PathBuf,
@@ -118,6 +120,7 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
     }
     let context = Arc::new(Context {
         id: scratch::fresh_id().map_err(RunError::Randomness)?,
+        state: job.state.clone(),
         scratch: scratch.path().to_owned(),
         logs: job.logs,
         outputs: job.outputs,

@@ -156,10 +156,12 @@ fn decide(report: &mut StepReport, step: &Step, passage: &Passage) {
     }
 }
 
-fn not_prepared(error: &PrepareError) -> (Exit, RefusalRecord) {
+/// The outcome of a step whose boundary could not be prepared.
+#[must_use]
+pub fn not_prepared(error: &PrepareError) -> (Exit, RefusalRecord) {
     let message = crate::text::chain(error);
     match error {
-        PrepareError::Unavailable { help, .. } => {
+        PrepareError::Unavailable { help, .. } | PrepareError::Unfit { help, .. } => {
             (Exit::Unavailable, refusal("prepare", "backend-unavailable", message, help))
         }
         PrepareError::Image { .. } => {
@@ -192,10 +194,13 @@ pub fn out_of_reach(backends: &[Backend], floor: Tier) -> RefusalRecord {
     } else {
         format!("the floor is `{floor}`, but {}", reach.join(" and "))
     };
-    let best = Backend::ALL.into_iter().filter(|b| b.is_built()).max_by_key(|b| b.reaches());
+    let best = Backend::ALL.into_iter().filter(|b| b.reaches() >= floor).min_by_key(|b| b.reaches());
     let help = match best {
-        Some(best) if best.reaches() >= floor => format!("choose a backend that reaches the floor, such as `{best}`"),
-        _ => format!("nothing in this release of plimsoll reaches `{floor}`: lower `minimum-isolation`"),
+        Some(Backend::Firecracker) => {
+            "choose `backend: firecracker`, and give the step an image of its own (`sandbox.image`)".to_owned()
+        }
+        Some(best) => format!("choose a backend that reaches the floor, such as `{best}`"),
+        None => format!("nothing reaches `{floor}`: lower `minimum-isolation`"),
     };
     refusal("judge", "floor-out-of-reach", message, &help)
 }

@@ -13,17 +13,18 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::machine::{self, Machine};
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
 use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
-use crate::backend::{Backend, MachineParts, Output, Plan, PrepareError};
+use crate::backend::{Backend, Engines, MachineParts, Output, Plan, PrepareError, firecracker};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
 use crate::image::Image;
 use crate::report::guest_junit;
-use crate::report::{ArtifactRecord, ImageRecord, StepReport};
+use crate::report::{ArtifactRecord, ImageRecord, RefusalRecord, StepReport};
 use crate::spec::{ArtifactSource, BackendChoice, ImageSource, Sha256Digest, Step};
 
 /// How long bringing in an artifact may take.
@@ -65,8 +66,11 @@ impl Attempt<'_> {
     async fn go(mut self, cancel: &mut Cancel) {
         let began = Instant::now();
         let floor = self.step.floor();
-        // A backend that this release does not have is tried only where it is named, to say so.
-        let there = |backend: &Backend| backend.is_built() || self.step.backend == BackendChoice::Firecracker;
+        // A microVM has nothing of the runner's own tree to show.
+        let own_image = !matches!(self.step.image, None | Some(ImageSource::Host));
+        let there = |backend: &Backend| {
+            *backend != Backend::Firecracker || own_image || self.step.backend == BackendChoice::Firecracker
+        };
         let known: Vec<Backend> = self.step.candidates().into_iter().filter(there).collect();
         let candidates: Vec<Backend> = known.iter().copied().filter(|b| b.reaches() >= floor).collect();
         if candidates.is_empty() {
@@ -187,8 +191,17 @@ impl Attempt<'_> {
             self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
             return true;
         }
+        if backend == Backend::Firecracker
+            && let Err(why) = self.promising(more)
+        {
+            return self.passed_over(more, why);
+        }
         let Ok(rootfs) = self.image(backend, &scratch, cancel).await else { return true };
-        let plan = self.plan(ready, scratch, rootfs, None);
+        let machine = match self.machine(backend, ready, &scratch, rootfs.as_deref()).await {
+            Ok(machine) => machine,
+            Err(why) => return self.passed_over(more, *why),
+        };
+        let plan = self.plan(ready, scratch, rootfs, machine.as_ref().map(|m| m.parts.clone()));
         let (output, shown) = match self.output() {
             Ok(both) => both,
             Err(e) => {
@@ -205,6 +218,12 @@ impl Attempt<'_> {
         };
         // What the guest printed is told before the step's end is, or whoever shows it live would lose it.
         let _ = shown.await;
+        if backend == Backend::Firecracker {
+            let unfit = matches!(passage.end, End::NotPrepared(PrepareError::Unfit { .. }));
+            if unfit || !matches!(passage.end, End::NotPrepared(_)) {
+                machine::remember(&self.context.state, unfit);
+            }
+        }
         if more && passage.dispatched == Dispatched::No && turned_away(&passage) {
             self.report.notices.push(format!("{backend} was passed over: {}", why(&passage)));
             self.discard_logs();
@@ -213,6 +232,55 @@ impl Attempt<'_> {
         record::passage(self.report, self.step, passage, written);
         self.merge_guest_tests();
         true
+    }
+
+    /// Whether it is worth making ready for a microVM; with `more` backends to try, only where none was waited for in vain.
+    fn promising(&self, more: bool) -> Result<(), (Exit, RefusalRecord)> {
+        firecracker::available(&self.context.engines).map_err(|e| record::not_prepared(&e))?;
+        if more && machine::known_unfit(&self.context.state) {
+            let message = "a microVM did not boot on this host since it was started".to_owned();
+            let help = "`plimsoll doctor --backend firecracker` tries again";
+            return Err((Exit::Unavailable, refusal("prepare", "backend-unavailable", message, help)));
+        }
+        Ok(())
+    }
+
+    /// A backend that cannot be used: a notice where there are `more`, else the step's outcome. Says whether the step is
+    /// settled.
+    fn passed_over(&mut self, more: bool, (exit, why): (Exit, RefusalRecord)) -> bool {
+        if more && exit == Exit::Unavailable {
+            let backend = self.report.backend.clone().unwrap_or_default();
+            self.report.notices.push(format!("{backend} was passed over: {}", why.message));
+            return false;
+        }
+        refuse(self.report, exit, why);
+        true
+    }
+
+    /// What a microVM is made of; nothing for other backends.
+    async fn machine(
+        &mut self,
+        backend: Backend,
+        ready: &Ready,
+        scratch: &Path,
+        rootfs: Option<&Path>,
+    ) -> Result<Option<Machine>, Box<(Exit, RefusalRecord)>> {
+        let (Backend::Firecracker, Some(rootfs)) = (backend, rootfs) else { return Ok(None) };
+        self.progress("making kernel and images ready");
+        let sources = machine::Sources {
+            kernel: self.step.kernel.clone(),
+            rootfs: machine::Root::Tree(rootfs.to_owned()),
+            workspace: ready.workspace.clone(),
+            mounts: self.step.mounts.clone(),
+            scratch: scratch.to_owned(),
+        };
+        let made = tokio::task::spawn_blocking(move || machine::make(&sources)).await;
+        let made = made.unwrap_or_else(|panic| {
+            let why = refusal("image", "internal", format!("making images broke: {panic}"), "");
+            Err(Box::new((Exit::Internal, why)))
+        })?;
+        self.report.notices.extend(made.notice.clone());
+        Ok(Some(made))
     }
 
     /// The root file system for a backend that has one; none for the runner's own toolchain. After an `Err` the report
@@ -276,7 +344,7 @@ impl Attempt<'_> {
             machine,
             filesystem: payload::filesystem(self.step),
             deterministic: self.step.deterministic,
-            engines: self.context.engines.clone(),
+            engines: Engines { refuse_vulnerable: self.step.refuse_vulnerable_engines, ..self.context.engines.clone() },
         }
     }
 
@@ -391,7 +459,12 @@ fn make_open(path: &Path) -> std::io::Result<()> {
 
 /// Whether a backend that is not here, or that did not prove the floor, leaves room for the next.
 fn turned_away(passage: &Passage) -> bool {
-    matches!(&passage.end, End::NotPrepared(PrepareError::Unavailable { .. }) | End::NotProven(_) | End::Refused(_))
+    matches!(
+        &passage.end,
+        End::NotPrepared(PrepareError::Unavailable { .. } | PrepareError::Unfit { .. })
+            | End::NotProven(_)
+            | End::Refused(_)
+    )
 }
 
 fn why(passage: &Passage) -> String {

@@ -40,12 +40,6 @@ impl Backend {
         }
     }
 
-    /// Whether this release can build its boundary.
-    #[must_use]
-    pub const fn is_built(self) -> bool {
-        !matches!(self, Backend::Firecracker)
-    }
-
     /// The tier that its boundary reaches when everything is in place; also its default floor.
     #[must_use]
     pub const fn reaches(self) -> Tier {

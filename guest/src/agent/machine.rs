@@ -15,9 +15,9 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, chmod, makedev, mknodat, open, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, chmod, makedev, mknodat, open, openat, openat2};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount, mount_move};
+use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
 use rustix::time::{ClockId, Timespec, clock_settime};
 
 use super::place::{Corner, WORKSPACE};
@@ -267,14 +267,39 @@ pub fn mount_drives(corner: &Path, drives: &[Drive]) -> io::Result<()> {
     for drive in drives {
         let device = corner.join("dev").join(&drive.device);
         wait_for(&device)?;
-        let place =
-            if drive.at == WORKSPACE { open_directory(&corner.join("lower"))? } else { mount_point(&drive.at)? };
-        let target = format!("/proc/self/fd/{}", place.as_raw_fd());
+        let cannot = || format!("mount {} at {}", drive.device, drive.at);
+        let by_number = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let place = match (&drive.file, drive.at == WORKSPACE) {
+            (None, true) => open_directory(&corner.join("lower"))?,
+            (None, false) => mount_point(Path::new(&drive.at))?,
+            (Some(_), _) => {
+                let aside = corner.join(&drive.device);
+                make(&aside)?;
+                open_directory(&aside)?
+            }
+        };
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::RDONLY;
-        mount(&device, &target, "squashfs", flags, None)
-            .map_err(failed(format!("mount {} at {}", drive.device, drive.at)))?;
+        mount(&device, by_number(&place), "squashfs", flags, None).map_err(failed(cannot()))?;
+        if let Some(name) = &drive.file {
+            let target = file_point(Path::new(&drive.at))?;
+            mount_bind(corner.join(&drive.device).join(name), by_number(&target)).map_err(failed(cannot()))?;
+        }
     }
     Ok(())
+}
+
+/// A file to mount on, made if need be; again without following a link.
+fn file_point(at: &Path) -> io::Result<OwnedFd> {
+    let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let directory = mount_point(parent)?;
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    drop(
+        openat(&directory, name, flags, Mode::from_raw_mode(0o644))
+            .map_err(failed(format!("make {}", at.display())))?,
+    );
+    openat(&directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)
 }
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {
@@ -284,9 +309,9 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// A directory of the image, made if need be; no link of the image's is followed on the way.
-fn mount_point(at: &str) -> io::Result<OwnedFd> {
+fn mount_point(at: &Path) -> io::Result<OwnedFd> {
     let mut path = PathBuf::from("/");
-    for component in Path::new(at).components() {
+    for component in at.components() {
         if let Component::Normal(name) = component {
             path.push(name);
             plain_directory(&path)?;

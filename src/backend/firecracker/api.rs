@@ -108,11 +108,11 @@ impl Api {
     async fn answer(&mut self) -> io::Result<(u16, Vec<u8>)> {
         let mut bytes = Vec::new();
         loop {
-            if let Some((status, head, length)) = head(&bytes)? {
-                if bytes.len() >= head + length {
-                    bytes.truncate(head + length);
-                    return Ok((status, bytes.split_off(head)));
-                }
+            if let Some((status, head, length)) = head(&bytes)?
+                && bytes.len() >= head + length
+            {
+                bytes.truncate(head + length);
+                return Ok((status, bytes.split_off(head)));
             }
             if bytes.len() >= MAX_ANSWER {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is too long"));

@@ -164,7 +164,7 @@ mod tests {
             kernel_sha256: "0".into(),
             rootfs: "r".into(),
             workspace: Some("w".into()),
-            mounts: vec![("m".into(), "/m".into())],
+            mounts: vec![crate::backend::MachineMount { image: "m".into(), at: "/m".into(), file: None }],
         };
         Machine::new(&bounds, &parts).unwrap()
     }

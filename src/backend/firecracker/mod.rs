@@ -98,6 +98,16 @@ fn unavailable(blocker: impl Into<String>, help: impl Into<String>) -> PrepareEr
     PrepareError::Unavailable { backend: Backend::Firecracker, blocker: blocker.into(), help: help.into() }
 }
 
+/// Whether this host has what a microVM takes: the executables, and a `/dev/kvm` that this user may open. Quick; whether
+/// a guest really runs, only [`Firecracker::prepare`] finds out.
+///
+/// # Errors
+/// [`PrepareError::Unavailable`].
+pub fn available(engines: &super::Engines) -> Result<(), PrepareError> {
+    Vmm::open(engines, rustix::process::geteuid().is_root())?;
+    usable_kvm()
+}
+
 impl Firecracker {
     /// See [`super::Sandbox::prepare`].
     ///
@@ -322,9 +332,10 @@ impl Firecracker {
 
 /// Where the drives go that hold the step's own content. The first is the root file system, which the agent has mounted.
 fn drives(parts: &MachineParts) -> Vec<Drive> {
-    let workspace = parts.workspace.iter().map(|_| "/workspace");
-    let places = workspace.chain(parts.mounts.iter().map(|(_, at)| at.as_str()));
-    places.zip(1..).filter_map(|(at, index)| Some(Drive { device: drive_name(index)?, at: at.to_owned() })).collect()
+    let workspace = parts.workspace.iter().map(|_| ("/workspace".to_owned(), None));
+    let mounts = parts.mounts.iter().map(|m| (m.at.clone(), m.file.clone()));
+    let numbered = workspace.chain(mounts).zip(1..);
+    numbered.filter_map(|((at, file), index)| Some(Drive { device: drive_name(index)?, at, file })).collect()
 }
 
 /// The digests of the executables, computed while the machine boots.
@@ -388,8 +399,7 @@ fn request(
 ) -> Result<Request, PrepareError> {
     let mut files =
         vec![("kernel".to_owned(), parts.kernel.clone()), ("initramfs".to_owned(), parts.initramfs.clone())];
-    let images =
-        std::iter::once(&parts.rootfs).chain(&parts.workspace).chain(parts.mounts.iter().map(|(image, _)| image));
+    let images = std::iter::once(&parts.rootfs).chain(&parts.workspace).chain(parts.mounts.iter().map(|m| &m.image));
     files.extend(machine.drives.iter().cloned().zip(images.cloned()));
     let mut random = [0u8; 4];
     getrandom::fill(&mut random).map_err(|e| PrepareError::io("draw randomness")(io::Error::other(e.to_string())))?;
@@ -429,15 +439,17 @@ impl Trouble {
             if text.is_empty() { String::new() } else { format!(" ({text})") }
         };
         match self {
-            Self::Silent(patience) => unavailable(
-                format!(
+            Self::Silent(patience) => PrepareError::Unfit {
+                backend: Backend::Firecracker,
+                blocker: format!(
                     "/dev/kvm opens, but a microVM did not boot within {} s: this host's virtualisation cannot run a guest{}",
                     patience.as_secs(),
                     log(last_words)
                 ),
-                "run on bare metal or with working nested virtualisation; on a host that is only slow, raise \
-                 PLIMSOLL_BOOT_TIMEOUT",
-            ),
+                help: "run on bare metal or with working nested virtualisation; on a host that is only slow, raise \
+                       PLIMSOLL_BOOT_TIMEOUT"
+                    .to_owned(),
+            },
             Self::Ended => unavailable(
                 format!("the VMM ended while its guest was booting{}", log(last_words)),
                 "run on bare metal or with working nested virtualisation; the kernel's log (`dmesg`) may say more",
@@ -558,6 +570,7 @@ impl Sockets {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::MachineMount;
 
     #[test]
     fn drives_go_where_their_content_belongs() {
@@ -568,12 +581,16 @@ mod tests {
             kernel_sha256: "0".into(),
             rootfs: "r".into(),
             workspace: None,
-            mounts: vec![("m".into(), "/wheels".into())],
+            mounts: vec![MachineMount { image: "m".into(), at: "/wheels".into(), file: Some("a.whl".into()) }],
         };
-        let drive = |device: &str, at: &str| Drive { device: device.to_owned(), at: at.to_owned() };
-        assert_eq!(drives(&parts), [drive("vdb", "/wheels")]);
+        let drive = |device: &str, at: &str, file: Option<&str>| Drive {
+            device: device.to_owned(),
+            at: at.to_owned(),
+            file: file.map(str::to_owned),
+        };
+        assert_eq!(drives(&parts), [drive("vdb", "/wheels", Some("a.whl"))]);
         let with = MachineParts { workspace: Some("w".into()), ..parts };
-        assert_eq!(drives(&with), [drive("vdb", "/workspace"), drive("vdc", "/wheels")]);
+        assert_eq!(drives(&with), [drive("vdb", "/workspace", None), drive("vdc", "/wheels", Some("a.whl"))]);
     }
 
     #[test]

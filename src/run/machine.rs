@@ -1,0 +1,146 @@
+//! What a microVM is made of: a kernel with its initramfs, and an image for each tree of the step's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::backend::{AGENT, MachineMount, MachineParts};
+use crate::env::Env;
+use crate::exit::Exit;
+use crate::image::kernel::{self, GuestKernel, KernelError};
+use crate::image::{Cache, squashfs};
+use crate::report::RefusalRecord;
+use crate::spec::{Kernel, Mount};
+
+use super::record::refusal;
+
+/// Remembers, below the state directory, that this host runs no guests; holds the boot id for which that is so.
+const UNFIT: &str = "kvm-unfit";
+
+/// Parts that are there for as long as this is held.
+#[derive(Debug)]
+pub struct Machine {
+    /// The parts.
+    pub parts: MachineParts,
+    /// What the report should say about them.
+    pub notice: Option<String>,
+    _kernel: GuestKernel,
+}
+
+/// What to make them of.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The kernel that the step wants.
+    pub kernel: Kernel,
+    /// The root file system: a tree, or an image that was made of one.
+    pub rootfs: Root,
+    /// The unpacked artifact.
+    pub workspace: PathBuf,
+    /// Further mounts.
+    pub mounts: Vec<Mount>,
+    /// An empty directory for what is made for this run alone.
+    pub scratch: PathBuf,
+}
+
+/// The root file system of an image.
+#[derive(Debug, Clone)]
+pub enum Root {
+    /// A directory tree.
+    Tree(PathBuf),
+    /// A squashfs of it.
+    Squashfs(PathBuf),
+}
+
+/// Makes the parts. Takes a while, and blocks.
+///
+/// # Errors
+/// What to report instead.
+pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
+    let kernels = sources.scratch.join("kernels");
+    let cache = Cache::of_user(&Env::process(), &kernels)
+        .map_err(|e| Box::new((Exit::Unavailable, refusal("image", "cache", crate::text::chain(&e), e.help()))))?;
+    let kernel = kernel::prepare(&sources.kernel, AGENT, &cache).map_err(|e| {
+        let message = crate::text::chain(&e);
+        let (exit, stage, reason) = match &e {
+            KernelError::NotListed { .. } => (Exit::Refused, "policy", "kernel-not-listed"),
+            KernelError::NoneSuitable(_) | KernelError::Machine | KernelError::Cache(_) => {
+                (Exit::Unavailable, "prepare", "backend-unavailable")
+            }
+            _ => (Exit::Rejected, "image", "kernel-rejected"),
+        };
+        Box::new((exit, refusal(stage, reason, message, &e.help())))
+    })?;
+    let pack = |tree: &Path, name: &str| -> Result<PathBuf, Box<(Exit, RefusalRecord)>> {
+        let into = sources.scratch.join(name);
+        squashfs::pack(tree, &into).map(|_| into).map_err(|e| {
+            let message = format!("{} cannot be packed for a microVM: {}", tree.display(), crate::text::chain(&e));
+            Box::new((
+                Exit::Internal,
+                refusal("image", "not-packed", message, "look at the disk, and at that directory"),
+            ))
+        })
+    };
+    let rootfs = match &sources.rootfs {
+        Root::Squashfs(image) => image.clone(),
+        Root::Tree(tree) => pack(tree, "rootfs.squashfs")?,
+    };
+    let workspace = pack(&sources.workspace, "workspace.squashfs")?;
+    let mut mounts = Vec::new();
+    for (number, mount) in sources.mounts.iter().enumerate() {
+        let is_file = fs::metadata(&mount.path).is_ok_and(|m| m.is_file());
+        let name = mount.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        mounts.push(MachineMount {
+            image: pack(&mount.path, &format!("mount-{number}.squashfs"))?,
+            at: mount.at.display().to_string(),
+            file: name.filter(|_| is_file),
+        });
+    }
+    Ok(Machine {
+        parts: MachineParts {
+            kernel: kernel.kernel.clone(),
+            initramfs: kernel.initrd.clone(),
+            kernel_release: kernel.release.clone(),
+            kernel_sha256: kernel.kernel_sha256.clone(),
+            rootfs,
+            workspace: Some(workspace),
+            mounts,
+        },
+        notice: cache.notice().map(str::to_owned),
+        _kernel: kernel,
+    })
+}
+
+/// Whether a microVM was waited for in vain since this host was started. To be asked where another backend will do: one
+/// that is wanted by name is tried again.
+#[must_use]
+pub fn known_unfit(state: &Path) -> bool {
+    fs::read_to_string(state.join(UNFIT)).is_ok_and(|text| text == boot_id())
+}
+
+/// Remembers whether microVMs boot on this host.
+pub fn remember(state: &Path, unfit: bool) {
+    let file = state.join(UNFIT);
+    // Only a matter of time saved, so a state directory that cannot be written is no fault.
+    let _ = if unfit { fs::write(&file, boot_id()) } else { fs::remove_file(&file) };
+}
+
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_unfit_until_it_is_started_again_or_a_guest_boots() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(!known_unfit(state.path()));
+        remember(state.path(), true);
+        assert!(known_unfit(state.path()));
+        fs::write(state.path().join(UNFIT), "another boot").unwrap();
+        assert!(!known_unfit(state.path()));
+        remember(state.path(), true);
+        remember(state.path(), false);
+        assert!(!known_unfit(state.path()));
+    }
+}
