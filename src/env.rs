@@ -60,7 +60,7 @@ variables! {
     Firecracker = "PLIMSOLL_FIRECRACKER",
     /// The `jailer` that root starts Firecracker with; otherwise the one beside `firecracker`, then the one in `PATH`.
     Jailer = "PLIMSOLL_JAILER",
-    /// How long a microVM may take to boot, in seconds. Default: 12.
+    /// How long a microVM may take to boot, in seconds. Default: 10.
     BootTimeout = "PLIMSOLL_BOOT_TIMEOUT",
     /// Directories that WebAssembly runtimes are looked for in first, separated by colons.
     WasmPath = "PLIMSOLL_WASM_PATH",

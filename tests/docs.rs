@@ -113,12 +113,7 @@ fn the_tiers_table_is_the_codes() {
 
 #[test]
 fn the_releases_table_is_the_codes() {
-    let engine = |release: &Release| match release.engine {
-        EngineKind::Worker => "plimsoll",
-        EngineKind::Runsc => "runsc",
-        EngineKind::Firecracker => "firecracker",
-        EngineKind::Jailer => "jailer",
-    };
+    let engine = |release: &Release| release.engine.name();
     let real: Vec<Vec<String>> =
         RELEASES.iter().map(|r| [engine(r), r.version, r.sha256, r.source].map(str::to_owned).into()).collect();
     assert_eq!(table(&page("docs/evidence.md"), "### Built-in releases"), real);

@@ -94,6 +94,19 @@ pub enum EngineKind {
     Jailer,
 }
 
+impl EngineKind {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            EngineKind::Worker => "plimsoll",
+            EngineKind::Runsc => "runsc",
+            EngineKind::Firecracker => "firecracker",
+            EngineKind::Jailer => "jailer",
+        }
+    }
+}
+
 /// One thing seen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]

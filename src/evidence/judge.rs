@@ -129,14 +129,18 @@ pub const fn satisfies(control: ControlId, status: Status) -> bool {
 #[must_use]
 pub fn weigh(observations: &[Observation]) -> Judgement {
     let mut grades: BTreeMap<ControlId, Status> = ControlId::ALL.iter().map(|&c| (c, grade(c, observations))).collect();
-    let tier = tier(&grades, observations);
-    // What an engine is follows from more than one fact, so these two are graded from the whole.
-    grades.insert(ControlId::GuestKernel, engine_grade(EngineKind::Runsc, &grades, observations));
-    if engine_grade(EngineKind::Firecracker, &grades, observations) < Status::Partial
-        && grades[&ControlId::Hypervisor] > Status::NotEnforced
-    {
+    // What an engine is follows from more than one fact, so these two are graded from the whole. A machine boots a kernel
+    // of its own.
+    let vmm = engine_grade(EngineKind::Firecracker, &grades, observations);
+    if vmm < Status::Partial && grades[&ControlId::Hypervisor] > Status::NotEnforced {
         grades.insert(ControlId::Hypervisor, Status::NotEnforced);
     }
+    let machine = if grades[&ControlId::Hypervisor] == Status::Enforced { vmm } else { Status::NotEnforced };
+    let sentry = engine_grade(EngineKind::Runsc, &grades, observations);
+    let said = grades[&ControlId::GuestKernel];
+    let kernel = if said == Status::NotEnforced { said } else { machine.max(sentry) };
+    grades.insert(ControlId::GuestKernel, kernel);
+    let tier = tier(&grades, observations);
     Judgement { tier, grades }
 }
 
@@ -200,11 +204,6 @@ fn tier(grades: &BTreeMap<ControlId, Status>, observations: &[Observation]) -> T
     let holds = |tier: Tier| {
         row(tier).iter().all(|&control| match control {
             ControlId::Namespaces => !row_asks_namespaces(tier, observations),
-            ControlId::GuestKernel => engine_grade(EngineKind::Runsc, grades, observations) == Status::Enforced,
-            ControlId::Hypervisor => {
-                grades[&control] == Status::Enforced
-                    && engine_grade(EngineKind::Firecracker, grades, observations) == Status::Enforced
-            }
             control => satisfies(control, grades[&control]),
         })
     };
@@ -333,6 +332,34 @@ mod tests {
             assert_eq!(weigh(&but(fact.clone(), [runsc()])).tier, kernel, "runsc: {what}");
             assert_eq!(weigh(&but(fact, vmm())).tier, vm, "VMM: {what}");
         }
+    }
+
+    #[test]
+    fn a_guest_kernel_is_a_sentrys_or_a_machines() {
+        let kernel = |observations: &[Observation]| weigh(observations).grades[&ControlId::GuestKernel];
+        assert_eq!(kernel(&with([])), Status::NotEnforced);
+        assert_eq!(kernel(&with([runsc()])), Status::Enforced);
+        assert_eq!(kernel(&with(vmm())), Status::Enforced);
+        let idle = Fact::Kvm { vms: 1, vcpus: 1, guest_time: 0 };
+        assert_eq!(kernel(&but(idle, vmm())), Status::NotEnforced);
+        let mut denied = with([runsc()]);
+        denied.push(Observation::guest(Fact::Denied { control: ControlId::GuestKernel, what: "boot id".into() }));
+        assert_eq!(kernel(&denied), Status::NotEnforced);
+    }
+
+    #[test]
+    fn a_version_that_the_operator_refuses_proves_nothing() {
+        let known = |refused| Fact::Advisory {
+            engine: EngineKind::Firecracker,
+            version: "1.12.1".into(),
+            id: "CVE-1".into(),
+            what: "x".into(),
+            applies: true,
+            refused,
+        };
+        assert_eq!(weigh(&with(vmm().into_iter().chain([known(false)]))).tier, Tier::Vm);
+        let refusal = judge(Tier::Vm, &BTreeSet::new(), &with(vmm().into_iter().chain([known(true)]))).unwrap_err();
+        assert!(refusal.judgement.tier < Tier::Kernel);
     }
 
     #[test]

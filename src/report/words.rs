@@ -1,7 +1,9 @@
 //! Words and numbers that all renderings (and the terminal) share.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{ControlRecord, StepReport, Verdict};
-use crate::evidence::{ControlId, Status, judge};
+use crate::evidence::{ControlId, Fact, Status, judge};
 use crate::exit::Exit;
 use crate::gate::Dispatched;
 
@@ -95,9 +97,29 @@ pub fn count(n: u64, noun: &str) -> String {
     if n == 1 { format!("{n} {noun}") } else { format!("{n} {noun}s") }
 }
 
-/// The headline: what the run comes to, in one sentence.
+/// The headline: what the run comes to, in one sentence; and what is known against the engines that it ran in.
 #[must_use]
 pub fn headline(report: &super::Report) -> String {
+    let known = vulnerabilities(report);
+    if known.is_empty() { verdict(report) } else { format!("{} Known vulnerabilities: {known}.", verdict(report)) }
+}
+
+/// Versions of engines with known vulnerabilities that show in the way they are used: `firecracker 1.2.3 (CVE-…)`.
+fn vulnerabilities(report: &super::Report) -> String {
+    let mut known: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let seen = report.steps.iter().flat_map(|s| &s.controls).flat_map(|c| &c.observations);
+    for observation in seen {
+        if let Fact::Advisory { engine, version, id, applies: true, .. } = &observation.fact {
+            known.entry(format!("{} {version}", engine.name())).or_default().insert(id.clone());
+        }
+    }
+    let list = |(engine, ids): (String, BTreeSet<String>)| {
+        format!("{engine} ({})", ids.into_iter().collect::<Vec<_>>().join(", "))
+    };
+    known.into_iter().map(list).collect::<Vec<_>>().join(", ")
+}
+
+fn verdict(report: &super::Report) -> String {
     let steps = report.steps.len() as u64;
     let with = |verdict| report.steps.iter().filter(|s| s.verdict == verdict && !s.forgiven).count() as u64;
     let forgiven = report.steps.iter().filter(|s| s.forgiven).count() as u64;

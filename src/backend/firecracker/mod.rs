@@ -55,7 +55,7 @@ const START_PATIENCE: Duration = Duration::from_secs(10);
 const API_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a microVM may take to boot, unless the operator gives it longer. A host without usable virtualisation is
 /// told from a slow one by this: the former takes minutes.
-const BOOT_PATIENCE: Duration = Duration::from_secs(12);
+const BOOT_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach the guest.
 const RETRY: Duration = Duration::from_millis(4);
 /// Memory that the VMM and the launcher may take beyond the guest's, bytes.
@@ -434,9 +434,11 @@ enum Trouble {
 
 impl Trouble {
     fn explain(self, last_words: &str, rootful: bool) -> PrepareError {
+        // The last line says most.
         let log = |text: &str| {
-            let text = crate::text::Untrusted::new(text.to_owned()).for_terminal(400);
-            if text.is_empty() { String::new() } else { format!(" ({text})") }
+            let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+            let last = crate::text::Untrusted::new(last.to_owned()).for_terminal(300);
+            if last.is_empty() { String::new() } else { format!(" ({last})") }
         };
         match self {
             Self::Silent(patience) => PrepareError::Unfit {

@@ -34,6 +34,9 @@ const FILE_SIZE: u64 = 1024 * 1024;
 /// Descriptors that the VMM may have open.
 const FILES: u64 = 256;
 
+/// What the VMM is told on its command line; everything else goes over the API.
+const ARGUMENTS: [&str; 4] = ["--api-sock", API, "--level", "Warn"];
+
 /// What to start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Work {
@@ -101,7 +104,7 @@ pub fn raise(launcher: &mut Launcher, work: &Work, descriptors: Vec<OwnedFd>, un
             command.args(["--parent-cgroup", parent]);
         }
     }
-    command.args(["--", "--api-sock", API]);
+    command.arg("--").args(ARGUMENTS);
     launcher.main_is(Main::File(root.join(format!("{NAME}.pid"))));
     launcher.run(command, "jailer", until)
 }
@@ -138,7 +141,7 @@ fn start(launcher: &mut Launcher, root: &Path) -> Result<(), Failure> {
             let become_vmm = || -> io::Result<()> {
                 confine(root)?;
                 let mut command = Command::new(format!("/{NAME}"));
-                command.env_clear().args(["--api-sock", API]);
+                command.env_clear().args(ARGUMENTS);
                 Err(command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out.try_clone()?).exec())
             };
             if let Err(why) = become_vmm() {
