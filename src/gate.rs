@@ -304,6 +304,7 @@ mod tests {
             rootfs: None,
             mounts: vec![],
             machine: None,
+            module: None,
             filesystem: plimsoll_guest::Filesystem::None,
             deterministic: false,
             engines: Engines::default(),

@@ -18,6 +18,7 @@ use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
 use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
+use crate::backend::wasm::{ModuleFile, runtimes};
 use crate::backend::{Backend, MachineParts, Output, Plan, PrepareError};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
@@ -55,6 +56,7 @@ struct Ready {
     scratch: PathBuf,
     workspace: PathBuf,
     dispatch: Dispatch,
+    module: Option<ModuleFile>,
 }
 
 impl Attempt<'_> {
@@ -98,8 +100,8 @@ impl Attempt<'_> {
         if !self.unpack(&workspace, cancel).await {
             return None;
         }
-        match payload::dispatch(self.step, &workspace, crate::backend::wasm::runtimes::read) {
-            Ok(dispatch) => Some(Ready { scratch, workspace, dispatch }),
+        match payload::dispatch(self.step, &workspace, runtimes::open) {
+            Ok((dispatch, module)) => Some(Ready { scratch, workspace, dispatch, module }),
             Err(e) => {
                 let help = e.help().to_owned();
                 let exit = match e {
@@ -274,6 +276,7 @@ impl Attempt<'_> {
             rootfs,
             mounts: self.step.mounts.iter().map(|m| (m.path.clone(), m.at.display().to_string())).collect(),
             machine,
+            module: ready.module.clone(),
             filesystem: payload::filesystem(self.step),
             deterministic: self.step.deterministic,
             engines: self.context.engines.clone(),

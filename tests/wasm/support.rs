@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use plimsoll::backend::channel::CancelSignal;
 use plimsoll::backend::output::Written;
+use plimsoll::backend::wasm::ModuleFile;
 use plimsoll::backend::{Backend, Bounds, Engines, Output, Plan};
 use plimsoll::evidence::{ControlId, Status, Tier};
 use plimsoll::gate::{End, Passage, Request, pass};
@@ -98,6 +99,7 @@ impl Guest {
             rootfs: None,
             machine: None,
             mounts: self.mounts.clone(),
+            module: Some(ModuleFile::of_bytes(&self.code).unwrap()),
             filesystem: self.filesystem,
             deterministic: self.deterministic,
             engines: Engines::default(),
@@ -108,7 +110,7 @@ impl Guest {
         Dispatch {
             program: Program::Wasm(WasmProgram {
                 name: self.name.clone(),
-                code: self.code.clone(),
+                code: Vec::new(),
                 precompiled: false,
                 want_compiled: false,
                 args: self.args.clone(),

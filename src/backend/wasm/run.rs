@@ -1,5 +1,7 @@
 //! One run of a guest inside the worker: compile or load, check imports, instantiate, start, and say how it ended.
 
+use std::fs::File;
+
 use plimsoll_guest::wire::write_message;
 use plimsoll_guest::{Dispatch, FromGuest, GuestResult, LimitHit, MAX_CHUNK, WasmProgram};
 use wasmtime::component::{Component, Linker as ComponentLinker, ResourceTable};
@@ -9,7 +11,7 @@ use wasmtime_wasi::p2::bindings::CommandPre;
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use super::limiter::Budget;
-use super::{engine, wasi};
+use super::{code, engine, wasi};
 use crate::backend::jail::{Inside, Wire};
 use crate::backend::sys;
 
@@ -65,9 +67,11 @@ struct Used {
 }
 
 /// Runs the dispatched program to its end.
-pub fn run(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram) -> GuestResult {
+///
+/// `handed` is the memory file with compiled code, if there is any.
+pub fn run(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, handed: Option<File>) -> GuestResult {
     let mut used = Used::default();
-    let ended = attempt(inside, dispatch, program, &mut used);
+    let ended = attempt(inside, dispatch, program, handed, &mut used);
     let mut result = GuestResult {
         exit_code: None,
         signal: None,
@@ -98,10 +102,19 @@ pub fn run(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram) -> Guest
     result
 }
 
-fn attempt(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, used: &mut Used) -> Result<i32, Fault> {
+fn attempt(
+    inside: &Inside,
+    dispatch: &Dispatch,
+    program: &WasmProgram,
+    handed: Option<File>,
+    used: &mut Used,
+) -> Result<i32, Fault> {
     let engine = engine::engine(program.deterministic)?;
     super::worker::tick(&engine)?;
-    let loaded = load(&engine, program)?;
+    let loaded = match handed {
+        Some(file) if program.precompiled => load(&engine, file).map_err(|e| e.context(STALE))?,
+        _ => compile(&engine, program)?,
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -116,18 +129,26 @@ fn attempt(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, used: &m
     })
 }
 
-/// Compiles what was sent, or loads it if it is compiled. Sends compiled code back if the runner wants it.
-fn load(engine: &Engine, program: &WasmProgram) -> wasmtime::Result<Loaded> {
-    if program.precompiled {
-        let code = program.code.as_slice();
-        let loaded = match Engine::detect_precompiled(code) {
-            Some(Precompiled::Component) => {
-                sys::load_compiled(Component::deserialize, engine, code).map(Loaded::Component)
+/// Loads compiled code. A module's is mapped, so that only what runs is read.
+fn load(engine: &Engine, file: File) -> wasmtime::Result<Loaded> {
+    let again = file.try_clone()?;
+    match sys::load_compiled(Module::deserialize_open_file, engine, file) {
+        Ok(module) => Ok(Loaded::Module(module)),
+        // Which of the two it is, the file itself says.
+        Err(no_module) => {
+            let code = code::read_handed_over(&again)?;
+            match Engine::detect_precompiled(&code) {
+                Some(Precompiled::Component) => {
+                    sys::load_compiled(Component::deserialize, engine, code.as_slice()).map(Loaded::Component)
+                }
+                _ => Err(no_module),
             }
-            _ => sys::load_compiled(Module::deserialize, engine, code).map(Loaded::Module),
-        };
-        return loaded.map_err(|e| e.context(STALE));
+        }
     }
+}
+
+/// Compiles what was sent, and sends compiled code back if the runner wants it.
+fn compile(engine: &Engine, program: &WasmProgram) -> wasmtime::Result<Loaded> {
     let binary = wat::parse_bytes(&program.code).map_err(|e| wasmtime::Error::msg(format!("not a module: {e}")))?;
     // Bytes 4 to 8 are version and layer; layer 1 is a component (component-model/design/mvp/Binary.md).
     let loaded = if binary.get(6..8) == Some(&[1, 0]) {
