@@ -151,7 +151,13 @@ impl Guest {
         let watcher = std::thread::spawn(move || meanwhile(cancel));
         let plan = self.plan(scratch.path());
         let required = BTreeSet::new();
-        let request = Request { backend: Backend::Wasm, plan: &plan, floor: self.floor, required: &required };
+        let request = Request {
+            backend: Backend::Wasm,
+            plan: &plan,
+            floor: self.floor,
+            required: &required,
+            on_dispatch: &|| {},
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let passage = runtime.block_on(pass(request, self.dispatch(), &mut output, &mut cancelled));
         watcher.join().unwrap();

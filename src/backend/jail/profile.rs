@@ -119,6 +119,12 @@ fn install_with(rules: Rules, otherwise: SeccompAction, matching: SeccompAction)
     apply_filter(&program).map_err(other)
 }
 
+/// A limit of the process's own `RLIMIT_DATA`.
+fn lower_data() -> io::Result<SeccompRule> {
+    let equals = |argument, value| SeccompCondition::new(argument, Len::Qword, Op::Eq, value).map_err(other);
+    SeccompRule::new(vec![equals(0, 0)?, equals(1, u64::from(libc::RLIMIT_DATA))?]).map_err(other)
+}
+
 /// Has a call fail as if this kernel did not know it. It takes a filter of its own; where two disagree, the kernel does
 /// what is worse for the caller, so the other one has to let it through.
 fn deny(rules: &mut Rules, call: i64) -> io::Result<()> {
@@ -150,6 +156,8 @@ pub(super) fn confine(profile: Profile) -> io::Result<()> {
         Profile::Compute | Profile::Files => {
             rules.insert(libc::SYS_mmap, Vec::new());
             rules.insert(libc::SYS_mprotect, Vec::new());
+            // Lower the limit of one's own memory, once compiling is over; it cannot be raised again.
+            rules.entry(libc::SYS_prlimit64).or_default().push(lower_data()?);
             // wasmtime would keep a memory's first content in a memory file, and does without where there are none.
             deny(&mut rules, libc::SYS_memfd_create)?;
         }

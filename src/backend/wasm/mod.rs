@@ -6,11 +6,13 @@
 //!
 //! The boundary is a process with its own namespaces, ids, root, limits and filter (`container`); wasmtime's own
 //! sandbox is a second line inside it and counts for nothing in the tier. Limits: the step's memory bounds the guest's
-//! linear memories and tables together; the process has that and a fixed allowance for the compiler, which the kernel
-//! enforces.
+//! linear memories and tables together. The kernel bounds the process: to that and a fixed allowance for the compiler, and
+//! once the code is compiled or loaded to little more than the step's memory.
 
 use std::io;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use plimsoll_guest::{Dispatch, Filesystem, Program};
@@ -70,7 +72,8 @@ pub struct Wasm {
     _lease: Lease,
     expected: Expectation,
     boundary: Option<Boundary>,
-    cache: Result<Cache, String>,
+    cache: Result<Arc<Cache>, String>,
+    fetching: Option<JoinHandle<io::Result<Code>>>,
     code: Option<Code>,
     code_origin: CodeOrigin,
     usage: Usage,
@@ -128,18 +131,16 @@ impl Wasm {
         };
         let (handover, reader) = Handover::new().map_err(PrepareError::io("make a memory file"))?;
         let spec = Spec { inherit: vec![reader], ..spec(plan) };
-        let jail = tokio::task::spawn_blocking(move || Jail::spawn(spec));
-        // Meanwhile: reading and hashing a large module takes longer than building a jail.
-        let (module, deterministic) = (plan.module.clone(), plan.deterministic);
-        let code = tokio::task::spawn_blocking(move || {
-            let code = module.map(|module| fetch(&module, deterministic, cache.as_ref().ok(), &handover)).transpose();
-            (code, cache)
+        let cache = cache.map(Arc::new);
+        // Meanwhile: a large module takes longer to hash than a jail to build and to observe.
+        let fetching = plan.module.clone().map(|module| {
+            let (deterministic, cache) = (plan.deterministic, cache.as_ref().ok().map(Arc::clone));
+            std::thread::spawn(move || fetch(&module, deterministic, cache.as_deref(), &handover))
         });
-        let joined = |what: &'static str| move |e| PrepareError::io(what)(io::Error::other(e));
-        let (jail, code) = (jail.await, code.await);
-        let jailed = jail.map_err(joined("build the worker's jail"))?.map_err(unavailable)?;
-        let (code, cache) = code.map_err(joined("read the program"))?;
-        let code = code.map_err(PrepareError::io("read the program"))?;
+        let jailed = tokio::task::spawn_blocking(move || Jail::spawn(spec))
+            .await
+            .map_err(|e| PrepareError::io("build the worker's jail")(io::Error::other(e)))?
+            .map_err(unavailable)?;
         let JailedChild { child, to, from, diagnostics, channel: inodes, uid, lease, landlock, binds } = jailed;
         let channel = (|| {
             // A whole module or a flood of output goes through in fewer turns; where this is refused the default does.
@@ -150,11 +151,6 @@ impl Wasm {
             Ok(Channel::new(reader, writer, inodes.to_vec()))
         })()
         .map_err(PrepareError::io("open the worker's channel"))?;
-        let code_origin = match &code {
-            Some(Code { form: Form::Compiled, .. }) => CodeOrigin::Cached,
-            Some(Code { key: Some(_), .. }) => CodeOrigin::Kept,
-            _ => CodeOrigin::Compiled,
-        };
         Ok(Self {
             channel,
             inodes,
@@ -168,8 +164,9 @@ impl Wasm {
             _lease: lease,
             boundary: None,
             cache,
-            code,
-            code_origin,
+            fetching,
+            code: None,
+            code_origin: CodeOrigin::Compiled,
             usage: Usage::default(),
         })
     }
@@ -195,6 +192,7 @@ impl Wasm {
                     self.code.as_ref().map(|code| format!(" (SHA-256 of the module: {})", hex::encode(code.module)));
                 let what = format!("{}{}", self.code_origin.words(), module.unwrap_or_default());
                 seen.push(Observation::host(Fact::Remark { control: ControlId::BinaryIdentity, what }));
+                seen.extend(observe::memory_while_running(boundary));
                 Ok(seen)
             }
             (Phase::After, None) => Err(io::Error::other("the boundary was not observed before")),
@@ -205,9 +203,24 @@ impl Wasm {
                 seen.extend(observe::worker(&boundary, &self.plan, &self.landlock, self.has_scratch()));
                 self.usage.boundary_memory_bytes = observe::memory(&boundary).0;
                 self.boundary = Some(boundary);
+                self.have_code()?;
                 Ok(seen)
             }
         }
+    }
+
+    /// Waits until the program is there to be handed over.
+    fn have_code(&mut self) -> io::Result<()> {
+        let Some(fetching) = self.fetching.take() else { return Ok(()) };
+        let fetched = fetching.join().unwrap_or_else(|_| Err(io::Error::other("its reader broke")));
+        let code = fetched.map_err(|e| io::Error::new(e.kind(), format!("the program cannot be read: {e}")))?;
+        self.code_origin = match &code {
+            Code { form: Form::Compiled, .. } => CodeOrigin::Cached,
+            Code { key: Some(_), .. } => CodeOrigin::Kept,
+            _ => CodeOrigin::Compiled,
+        };
+        self.code = Some(code);
+        Ok(())
     }
 
     fn has_scratch(&self) -> bool {

@@ -4,6 +4,7 @@ use std::fs::File;
 
 use plimsoll_guest::wire::write_message;
 use plimsoll_guest::{Dispatch, FromGuest, GuestResult, LimitHit, MAX_CHUNK, WasmProgram};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wasmtime::component::{Component, Linker as ComponentLinker, ResourceTable};
 use wasmtime::{Engine, Linker, Module, Precompiled, Store, Trap, WasmBacktrace};
 use wasmtime_wasi::p1::WasiP1Ctx;
@@ -18,6 +19,8 @@ use crate::backend::sys;
 /// Fuel for each millisecond of the time limit: little enough that a host of any speed burns it before the time is over,
 /// so that a deterministic run ends the same way everywhere.
 const FUEL_PER_MS: u64 = 20_000;
+/// What serving a guest takes, bytes: its stack, buffers, tables of open files, seeded randomness.
+const SERVING: u64 = 32 << 20;
 /// Longest message about a trap, bytes; names in it are the guest's.
 const MAX_MESSAGE: usize = 2048;
 /// First words of the message about compiled code that cannot be used, by which the runner knows to drop it.
@@ -115,6 +118,7 @@ fn attempt(
         Some(file) if program.precompiled => load(&engine, file).map_err(|e| e.context(STALE))?,
         _ => compile(&engine, program)?,
     };
+    confine_memory(dispatch).map_err(wasmtime::Error::from)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -127,6 +131,15 @@ fn attempt(
             }
         }
     })
+}
+
+/// What compiling was allowed is given back: from here on the kernel admits the step's memory and what this process needs
+/// to serve it, on top of what is in use.
+fn confine_memory(dispatch: &Dispatch) -> std::io::Result<()> {
+    let before = getrlimit(Resource::Data);
+    let enough = sys::data_in_use()?.saturating_add(dispatch.limits.memory_bytes).saturating_add(SERVING);
+    let limit = before.maximum.map_or(enough, |maximum| maximum.min(enough));
+    Ok(setrlimit(Resource::Data, Rlimit { current: Some(limit), maximum: Some(limit) })?)
 }
 
 /// Loads compiled code. A module's is mapped, so that only what runs is read.
