@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::trust::is_identity;
 use super::*;
+use crate::evidence::ControlId;
 use crate::spec::load::SpecFile;
 use crate::spec::{Limits, Overrides, Surroundings};
 
