@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
-use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Purpose, Summary, acquire};
+use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
 use crate::backend::wasm::{ModuleFile, runtimes};
 use crate::backend::{Backend, MachineParts, Output, Plan, PrepareError};
@@ -199,7 +199,13 @@ impl Attempt<'_> {
             }
         };
         self.progress(format!("preparing {backend}"));
-        let request = Request { backend, plan: &plan, floor: self.step.floor(), required: &self.step.required() };
+        let request = Request {
+            backend,
+            plan: &plan,
+            floor: self.step.floor(),
+            required: &self.step.required(),
+            on_dispatch: &|| self.progress("running"),
+        };
         let (passage, written) = {
             let mut output = output;
             let passage = pass(request, ready.dispatch.clone(), &mut output, cancel).await;
@@ -376,7 +382,7 @@ impl Bring {
         let what = Acquire {
             path: &self.path,
             purpose: self.purpose,
-            sha256: self.sha256.map(|digest| Digest::from_bytes(digest.0)),
+            sha256: self.sha256,
             budget: Budget::default(),
             deadline: ARTIFACT_DEADLINE,
             exclude: &self.exclude,
