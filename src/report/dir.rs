@@ -8,14 +8,15 @@
 //! one that nobody holds was left by a killed run and is removed at the next claim.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags, Uid,
-    chownat, flock, fstat, mkdirat, openat, renameat_with, statat, statx, unlinkat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags, StatxAttributes,
+    StatxFlags, Uid, chownat, flock, fstat, mkdirat, openat, openat2, renameat_with, statat, statx, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -400,6 +401,18 @@ pub(super) fn entries(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<(OsString, 
         all.push((name, directory));
     }
     Ok(all)
+}
+
+/// Opens a regular file beneath a directory, through no link.
+pub(super) fn open_beneath(root: BorrowedFd<'_>, path: &str) -> io::Result<(File, u64)> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let fd = openat2(root, path, flags, Mode::empty(), resolve)?;
+    let stat = fstat(&fd)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::other("is not a regular file"));
+    }
+    Ok((File::from(fd), u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
 fn unlink_if_there(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {

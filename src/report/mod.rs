@@ -26,6 +26,7 @@ pub mod json_v1;
 pub mod junit;
 mod logs;
 pub mod markdown;
+mod read_back;
 pub mod verify;
 pub mod words;
 pub mod write;

@@ -148,11 +148,7 @@ impl ReportDir {
     pub fn commit(self, report: &Report) -> Result<ReportV1, WriteError> {
         let logs = self.logs();
         let mut record = ReportV1::from(report);
-        for (name, text) in [
-            (JUNIT_XML, junit::render(report, &logs)),
-            (SUMMARY_MD, markdown::render(report, &logs, markdown::BUDGET)),
-            (REPORT_HTML, html::render(report, &logs)),
-        ] {
+        for (name, text) in rendered(report, &logs) {
             self.write(name, text.as_bytes())?;
             let sha256 = hex::encode(Sha256::digest(&text));
             record.renderings.push(FileV1 { path: name.to_owned(), bytes: text.len() as u64, sha256 });
@@ -168,6 +164,15 @@ impl ReportDir {
         let path = self.staging().join(name);
         std::fs::write(&path, bytes).map_err(|source| WriteError::File { path, source })
     }
+}
+
+/// What is rendered from a report: the file's name and its text, in the order of the record.
+pub(super) fn rendered(report: &Report, logs: &Logs) -> [(&'static str, String); 3] {
+    [
+        (JUNIT_XML, junit::render(report, logs)),
+        (SUMMARY_MD, markdown::render(report, logs, markdown::BUDGET)),
+        (REPORT_HTML, html::render(report, logs)),
+    ]
 }
 
 /// The directory for untrusted output files of a run that is under way.
