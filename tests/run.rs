@@ -302,11 +302,15 @@ fn a_killed_runner_leaves_no_worker_and_the_next_start_is_clean() {
         assert!(looks < 1000, "still there: {below:?}");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
+    let unfinished = || -> Vec<_> {
+        let names = fs::read_dir(place.0.path()).unwrap().map(|e| e.unwrap().file_name());
+        names.filter(|n| n.to_string_lossy().starts_with(".plimsoll")).collect()
+    };
+    assert!(!unfinished().is_empty(), "a killed run cannot remove what it was building");
     place.run(&["clean"]).run().exits(0);
-    // Not only the old report but its unfinished successor is gone after the next run.
+    assert!(unfinished().is_empty(), "{:?}", unfinished());
     reported(&place, place.run(&["run", "--run", "pass.wat"]).run(), "passed", 0);
-    let names: Vec<_> = fs::read_dir(place.0.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert!(!names.iter().any(|n| n.to_string_lossy().starts_with(".plimsoll")), "{names:?}");
+    assert!(unfinished().is_empty(), "{:?}", unfinished());
 }
 
 #[test]

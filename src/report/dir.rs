@@ -20,10 +20,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::staging::Staging;
+
 /// Nesting that removal and giving away go into; what plimsoll writes is far flatter.
 const MAX_DEPTH: usize = 64;
+/// What is between the name of a directory and the random part of the name of the one being built for it.
+const INFIX: &str = ".plimsoll-";
 const MARKER: &str = ".gitignore";
-const DIRECTORY: OFlags =
+pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
 /// What kind of directory it is.
@@ -209,6 +213,12 @@ impl Slot {
         self.staging_fd.as_fd()
     }
 
+    /// The directory being built, to be written down.
+    pub(super) fn being_built(&self) -> io::Result<Staging> {
+        let stat = fstat(&self.staging_fd)?;
+        Ok(Staging::new(self.staging.clone(), stat.st_dev, stat.st_ino))
+    }
+
     /// Whether anything but the marker is in the directory being built.
     pub(super) fn has_content(&self) -> io::Result<bool> {
         Ok(entries(self.staging_fd.as_fd())?.iter().any(|(name, _)| name != MARKER))
@@ -347,12 +357,7 @@ fn remove_stale(
     let io =
         |source: Errno| ClaimError::Io { action: "clean up beside", path: path.to_path_buf(), source: source.into() };
     let prefix = prefix(name);
-    let ours = |found: &OsStr| {
-        found
-            .as_bytes()
-            .strip_prefix(prefix.as_bytes())
-            .is_some_and(|r| r.len() == 16 && r.iter().all(u8::is_ascii_hexdigit))
-    };
+    let ours = |found: &OsStr| found.as_bytes().starts_with(prefix.as_bytes()) && is_staging_name(found);
     for (found, directory) in entries(parent).map_err(io)? {
         if !directory || !ours(&found) {
             continue;
@@ -377,8 +382,16 @@ fn remove_stale(
 fn prefix(name: &OsStr) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(name);
-    prefix.push(".plimsoll-");
+    prefix.push(INFIX);
     prefix
+}
+
+/// Whether a name is that of a directory being built.
+pub(super) fn is_staging_name(name: &OsStr) -> bool {
+    let bytes = name.as_bytes();
+    let Some(split) = bytes.len().checked_sub(16) else { return false };
+    let (rest, random) = bytes.split_at(split);
+    rest.starts_with(b".") && rest.ends_with(INFIX.as_bytes()) && random.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Names in a directory, and whether each is a directory itself. Links are none.
@@ -442,7 +455,7 @@ fn empty(dir: BorrowedFd<'_>, depth: usize, keep: &[&OsStr]) -> rustix::io::Resu
 }
 
 /// Removes a directory and everything in it.
-fn remove(parent: BorrowedFd<'_>, name: &OsStr, depth: usize) -> rustix::io::Result<()> {
+pub(super) fn remove(parent: BorrowedFd<'_>, name: &OsStr, depth: usize) -> rustix::io::Result<()> {
     let dir = openat(parent, name, DIRECTORY, Mode::empty())?;
     empty(dir.as_fd(), depth, &[])?;
     unlinkat(parent, name, AtFlags::REMOVEDIR)

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::dir::{Kind, Slot};
 use super::json_v1::{FileV1, ReportV1};
+use super::staging::Staging;
 use super::{Logs, Report, canonical, html, junit, markdown};
 
 pub use super::dir::{ClaimError, Owner};
@@ -120,6 +121,14 @@ impl ReportDir {
         self.0.staging()
     }
 
+    /// The directory being built, to be written down in case this run is killed.
+    ///
+    /// # Errors
+    /// If it can't be looked at.
+    pub fn being_built(&self) -> io::Result<Staging> {
+        self.0.being_built()
+    }
+
     /// Makes and names the directory for a step's logs; `directory` is [`StepReport::directory`](super::StepReport::directory).
     ///
     /// # Errors
@@ -206,6 +215,14 @@ impl OutputsDir {
     #[must_use]
     pub fn staging(&self) -> &Path {
         self.0.staging()
+    }
+
+    /// As [`ReportDir::being_built`].
+    ///
+    /// # Errors
+    /// If it can't be looked at.
+    pub fn being_built(&self) -> io::Result<Staging> {
+        self.0.being_built()
     }
 
     /// Makes and opens the directory for a step's outputs, for [`Output::create`](crate::backend::Output::create).
