@@ -220,3 +220,19 @@ fn as_json(rows: &[Row<'_>], reports: &[(Backend, Report)]) -> String {
     };
     format!("{:#}", json!({"host": host, "policy": policy, "backends": rows.iter().map(row).collect::<Vec<_>>()}))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_forbids_a_backend_is_named_and_no_step_that_nobody_wrote() {
+        let flags = Overrides { run: Some("x.wat".into()), backend: Some("wasm".into()), ..Overrides::default() };
+        let step = &spec::load(&[], &flags, &Surroundings::default()).unwrap()[0];
+        let refusal = forbidden(&Ok(Policy::of_text("backends: [gvisor]\n")), step).unwrap();
+        assert!(refusal.message.contains("policy allows gvisor"), "{}", refusal.message);
+        assert!(refusal.message.contains("policy.yml") && !refusal.message.contains("step"), "{}", refusal.message);
+        assert!(forbidden(&Ok(Policy::of_text("backends: [wasm]\n")), step).is_none());
+        assert!(forbidden(&Ok(Policy::absent()), step).is_none());
+    }
+}

@@ -160,6 +160,15 @@ impl Policy {
         Policy { effect: Effect::None, loaded: None }
     }
 
+    /// A policy of this text, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_text(text: &str) -> Policy {
+        let source = Source::from_bytes(Path::new(POLICY_FILE), text.as_bytes().to_vec()).unwrap();
+        let rules = Rules::parse(&source).unwrap();
+        let loaded = Loaded { source, sha256: Sha256Digest::of(text.as_bytes()), rules };
+        Policy { effect: Effect::Applied, loaded: Some(loaded) }
+    }
+
     /// The same from another path: for tests of the library, not for anything a user can reach.
     fn load_from(file: &Path, trust: &Trust) -> Result<Policy, PolicyRefusal> {
         let Some(bytes) = trust::read(file, trust)? else {
