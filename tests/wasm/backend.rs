@@ -423,8 +423,8 @@ fn the_hello_example_says_hello() {
 
 /// CPython, 26 MB of module: compiled once within a runtime's default memory, then from the cache. The suite is an artifact's.
 fn python_runs_a_test_suite_from_the_artifact() {
-    let code = match plimsoll::backend::wasm::runtimes::read("python") {
-        Ok(code) => code,
+    let module = match plimsoll::backend::wasm::runtimes::open("python") {
+        Ok(module) => module,
         Err(help) => {
             let must = std::env::var("PLIMSOLL_MUST_WORK").unwrap_or_default();
             assert!(!must.split(',').any(|n| n == "wasm-python" || n == "all"), "python.wasm must be there: {help}");
@@ -433,7 +433,7 @@ fn python_runs_a_test_suite_from_the_artifact() {
         }
     };
     let suite = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/wasm-python"));
-    let mut guest = Guest::new(code).args(&["-m", "unittest", "-v"]).sees(suite, Filesystem::ReadOnly);
+    let mut guest = Guest::of_file(module).args(&["-m", "unittest", "-v"]).sees(suite, Filesystem::ReadOnly);
     guest.name = "python".to_owned();
     guest.memory = 1 << 30;
     guest.deadline = Duration::from_secs(600);

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 /// A guest and what it may do.
 pub struct Guest {
     pub name: String,
-    pub code: Vec<u8>,
+    pub module: ModuleFile,
     pub args: Vec<String>,
     pub env: Vec<(String, String)>,
     pub memory: u64,
@@ -50,9 +50,13 @@ pub fn fixture(name: &str) -> Vec<u8> {
 
 impl Guest {
     pub fn new(code: impl Into<Vec<u8>>) -> Self {
+        Self::of_file(ModuleFile::of_bytes(&code.into()).unwrap())
+    }
+
+    pub fn of_file(module: ModuleFile) -> Self {
         Self {
             name: "guest.wasm".to_owned(),
-            code: code.into(),
+            module,
             args: Vec::new(),
             env: Vec::new(),
             memory: 64 << 20,
@@ -99,7 +103,7 @@ impl Guest {
             rootfs: None,
             machine: None,
             mounts: self.mounts.clone(),
-            module: Some(ModuleFile::of_bytes(&self.code).unwrap()),
+            module: Some(self.module.clone()),
             filesystem: self.filesystem,
             deterministic: self.deterministic,
             engines: Engines::default(),
