@@ -281,8 +281,7 @@ pub fn clean(state: &Path) -> Result<Swept, ScratchError> {
         let steps = std::fs::read_dir(run).into_iter().flatten().flatten().map(|entry| entry.path());
         let backends = |step: PathBuf| crate::backend::Backend::ALL.map(|backend| step.join(backend.name()));
         let boundaries = steps.flat_map(backends);
-        let mut left: Vec<String> =
-            boundaries.flat_map(|boundary| crate::backend::traces::sweep(&boundary)).collect();
+        let mut left: Vec<String> = boundaries.flat_map(|boundary| crate::backend::traces::sweep(&boundary)).collect();
         for staging in Staging::recorded(&std::fs::read(run.join(STAGING)).unwrap_or_default()) {
             if let Err(e) = staging.remove() {
                 left.push(format!("{}: {e}", staging.path().display()));

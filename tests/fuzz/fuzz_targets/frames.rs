@@ -88,5 +88,6 @@ fn dispatch() -> Dispatch {
         limits: GuestLimits { pids: 1, memory_bytes: 1, disk_bytes: 1, deadline_ms: 1 },
         clock_ns: 0,
         entropy: [0; 32],
+        drives: Vec::new(),
     }
 }
