@@ -147,14 +147,14 @@ fn load(engine: &Engine, file: File) -> wasmtime::Result<Loaded> {
     let again = file.try_clone()?;
     match sys::load_compiled(Module::deserialize_open_file, engine, file) {
         Ok(module) => Ok(Loaded::Module(module)),
-        // Which of the two it is, the file itself says.
-        Err(no_module) => {
+        // It is a component, which cannot be loaded from an open file; or this host lets nobody map one to execute.
+        Err(_) => {
             let code = code::read_handed_over(&again)?;
             match Engine::detect_precompiled(&code) {
                 Some(Precompiled::Component) => {
                     sys::load_compiled(Component::deserialize, engine, code.as_slice()).map(Loaded::Component)
                 }
-                _ => Err(no_module),
+                _ => sys::load_compiled(Module::deserialize, engine, code.as_slice()).map(Loaded::Module),
             }
         }
     }
