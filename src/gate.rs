@@ -99,7 +99,6 @@ pub struct Passage {
 }
 
 /// What a step asks of the gate.
-#[derive(Debug)]
 pub struct Request<'a> {
     /// Which backend.
     pub backend: Backend,
@@ -109,6 +108,8 @@ pub struct Request<'a> {
     pub floor: Tier,
     /// Controls that have to be enforced, on top of those always required.
     pub required: &'a BTreeSet<ControlId>,
+    /// Called when the code is about to be started.
+    pub on_dispatch: &'a (dyn Fn() + Sync),
 }
 
 impl Passage {
@@ -230,6 +231,7 @@ async fn cross(
 
     // From here on the guest's code may run, whatever else happens.
     passage.dispatched = Dispatched::Yes;
+    (request.on_dispatch)();
     let outcome = sandbox.dispatch(admission, dispatch, output, request.plan.bounds.deadline, cancel).await;
     passage.times.run = outcome.took;
     // The agent still waits after its result, and still runs at a deadline: look before anything is killed.
@@ -304,6 +306,7 @@ mod tests {
             rootfs: None,
             mounts: vec![],
             machine: None,
+            module: None,
             filesystem: plimsoll_guest::Filesystem::None,
             deterministic: false,
             engines: Engines::default(),
@@ -353,7 +356,15 @@ mod tests {
         let mut output = Output::create(logs.path(), None, 100, OutputBudget { files: 0, bytes: 0 }, None).unwrap();
         let calls: Calls = Arc::new(Mutex::new(vec![]));
         let (plan, required) = (plan(deadline), BTreeSet::new());
-        let request = Request { backend: Backend::Wasm, plan: &plan, floor: Tier::Process, required: &required };
+        let seen = Arc::clone(&calls);
+        let on_dispatch = move || seen.lock().unwrap().push("told");
+        let request = Request {
+            backend: Backend::Wasm,
+            plan: &plan,
+            floor: Tier::Process,
+            required: &required,
+            on_dispatch: &on_dispatch,
+        };
         let (sender, mut cancel) = watch::channel(None);
         if let Some(signal) = signal {
             tokio::spawn(async move {
@@ -368,7 +379,7 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(20);
-    const WHOLE: [&str; 5] = ["prepare", "observe", "dispatch", "observe again", "tear down"];
+    const WHOLE: [&str; 6] = ["prepare", "observe", "told", "dispatch", "observe again", "tear down"];
 
     #[tokio::test]
     async fn the_calls_are_made_in_their_order() {
@@ -441,7 +452,7 @@ mod tests {
     #[tokio::test]
     async fn a_boundary_that_ends_by_itself_has_no_result() {
         let (passage, calls) = go(Script { says: vec![], lingers: false, ..good() }, LONG, None).await;
-        assert_eq!(calls, ["prepare", "observe", "dispatch", "tear down"]);
+        assert_eq!(calls, ["prepare", "observe", "told", "dispatch", "tear down"]);
         assert!(matches!(passage.end, End::Gone));
     }
 

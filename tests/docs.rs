@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use plimsoll::env::Var;
-use plimsoll::evidence::fact::EngineKind;
+use plimsoll::evidence::advisory::ADVISORIES;
 use plimsoll::evidence::identity::{RELEASES, Release};
 use plimsoll::evidence::{ControlId, Tier};
 use plimsoll::exit::Exit;
@@ -308,4 +308,14 @@ fn examples_parse() {
         let schema = header.unwrap_or_else(|| panic!("{}: no schema header", file.display()));
         assert!(file.parent().unwrap().join(schema).exists(), "{}: {schema} leads nowhere", file.display());
     }
+}
+
+#[test]
+fn every_known_vulnerability_is_documented() {
+    let rows = table(&page("docs/evidence.md"), "### Known vulnerabilities");
+    for (row, advisory) in rows.iter().zip(ADVISORIES) {
+        assert_eq!(row[..2], [advisory.id, advisory.engine.name()]);
+        assert!(row[3].starts_with(advisory.what), "{}", advisory.id);
+    }
+    assert_eq!(rows.len(), ADVISORIES.len());
 }

@@ -108,7 +108,25 @@ fn a_deadline_ends_a_loop() {
     }
     let place = Place::new();
     let ran = place.run(&["run", "--run", "forever.wat", "--timeout", "1s"]).run();
-    reported(&place, ran, "failed", 10).prints("ended at the deadline");
+    let ran = reported(&place, ran, "failed", 10).prints("ended at the deadline").prints("`timeout-minutes` (1s)");
+    assert!(ran.stderr.contains("· running"), "{}", ran.all());
+}
+
+#[test]
+fn a_limit_that_was_hit_is_named_with_its_value_wherever_it_is_told() {
+    if !backend("wasm") {
+        return;
+    }
+    let place = Place::new();
+    place.write("bomb.wat", include_str!("fixtures/wasm/memory-bomb.wat"));
+    let ran = place.run(&["run", "--run", "bomb.wat", "--memory", "64MiB"]).run();
+    let words = "the limit `sandbox.memory` (64MiB) was reached";
+    reported(&place, ran, "failed", 10).prints(words);
+    assert!(place.report()["steps"][0]["result"]["message"].as_str().unwrap().contains(words));
+    for file in ["summary.md", "junit.xml"] {
+        let text = fs::read_to_string(place.path("plimsoll-report").join(file)).unwrap();
+        assert!(text.contains("sandbox.memory") && text.contains("64MiB"), "{file}: {text}");
+    }
 }
 
 #[test]
@@ -302,11 +320,15 @@ fn a_killed_runner_leaves_no_worker_and_the_next_start_is_clean() {
         assert!(looks < 1000, "still there: {below:?}");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
+    let unfinished = || -> Vec<_> {
+        let names = fs::read_dir(place.0.path()).unwrap().map(|e| e.unwrap().file_name());
+        names.filter(|n| n.to_string_lossy().starts_with(".plimsoll")).collect()
+    };
+    assert!(!unfinished().is_empty(), "a killed run cannot remove what it was building");
     place.run(&["clean"]).run().exits(0);
-    // Not only the old report but its unfinished successor is gone after the next run.
+    assert!(unfinished().is_empty(), "{:?}", unfinished());
     reported(&place, place.run(&["run", "--run", "pass.wat"]).run(), "passed", 0);
-    let names: Vec<_> = fs::read_dir(place.0.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert!(!names.iter().any(|n| n.to_string_lossy().starts_with(".plimsoll")), "{names:?}");
+    assert!(unfinished().is_empty(), "{:?}", unfinished());
 }
 
 #[test]
@@ -350,6 +372,7 @@ fn a_step_of_a_workflow_and_a_shell() {
     let ran = place.run(&["shell", "--backend", "gvisor", "script.sh"]).run();
     reported(&place, ran, "passed", 0).says("│ from a script in /workspace");
     place.run(&["run", "--from-workflow", ".github/workflows/ci.yml", "--job", "test"]).run().exits(2).says("--step");
+    place.run(&["shell", "--run", "true", "script.sh"]).run().exits(2).says("a shell runs its script");
 }
 
 #[test]

@@ -82,10 +82,10 @@ pub enum Program {
 pub struct WasmProgram {
     /// Name for `argv[0]`.
     pub name: String,
-    /// The module's bytes: binary, text, or compiled code when `precompiled`.
+    /// The module's bytes, binary or text; empty when `precompiled`.
     #[serde(with = "serde_bytes")]
     pub code: Vec<u8>,
-    /// `code` came out of the cache of compiled code.
+    /// The module was compiled earlier: its code is in the memory file that the worker was given when it was made.
     pub precompiled: bool,
     /// Send compiled code back, for the cache.
     pub want_compiled: bool,

@@ -77,7 +77,9 @@ impl Rule {
             Rule::Sha256 => "the artifact is not the one this step names: correct `sha256` or fetch the right file",
             Rule::Format => "pack the artifact as zip, tar, tar.gz, tar.zst or tar.xz, or give a directory",
             Rule::Encrypted | Rule::Method => "pack the zip without encryption, with deflate or zstd",
-            Rule::Symlink => "make the link relative and keep its target inside the artifact, or leave it out",
+            Rule::Symlink => {
+                "make the link relative and keep its target inside the artifact, or leave it out (a Python venv: `--copies`)"
+            }
             Rule::NameCollision => "rename one of the two",
             Rule::BudgetBytes | Rule::BudgetFiles | Rule::BudgetDepth | Rule::BudgetName | Rule::BudgetRatio => {
                 "give only the part of the tree that the step needs"

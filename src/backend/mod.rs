@@ -67,6 +67,8 @@ pub struct Plan {
     pub mounts: Vec<(PathBuf, String)>,
     /// What a microVM is made of, where one is to be.
     pub machine: Option<MachineParts>,
+    /// The WebAssembly program, if that is what runs: its bytes, which nobody parses before dispatch.
+    pub module: Option<wasm::ModuleFile>,
     /// What a WebAssembly program sees of the workspace.
     pub filesystem: Filesystem,
     /// Same result on every run (WebAssembly).

@@ -15,7 +15,7 @@ pub struct CleanArgs {}
 /// Removes what killed runs left. Runs that live are left alone.
 pub fn clean(_args: &CleanArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failure> {
     let state = session::state_dir(env);
-    let swept = crate::run::clean(&state).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    let swept = crate::run::clean(&state).map_err(|e| session::no_report(&e.into()))?;
     let mut out = Log::data();
     if !common.quiet {
         for removed in &swept.removed {

@@ -15,9 +15,9 @@ use crate::backend::Backend;
 use crate::env::{Env, Var};
 use crate::evidence::Status;
 use crate::exit::Exit;
-use crate::report::{Report, StepReport};
+use crate::report::{RefusalRecord, Report, StepReport};
 use crate::run::host;
-use crate::spec::{self, Overrides, Policy, Surroundings};
+use crate::spec::{self, Overrides, Policy, PolicyRefusal, Step, Surroundings};
 use crate::text::Untrusted;
 
 /// Arguments.
@@ -75,8 +75,14 @@ pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit,
         let cancel = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
         for one in which {
             let steps = spec::load(&[], &overrides(one.kind(), &trials), &Surroundings::default())?;
-            let steps = steps.into_iter().map(|step| trials.harmless(step)).collect();
-            reports.push((one.kind(), trials.run(steps, Policy::load(), cancel.clone()).await?));
+            let steps: Vec<Step> = steps.into_iter().map(|step| trials.harmless(step)).collect();
+            let policy = Policy::load();
+            let forbidden = steps.first().and_then(|step| forbidden(&policy, step));
+            let mut report = trials.run(steps, policy, cancel.clone()).await?;
+            if let (Some(refusal), Some(step)) = (forbidden, report.steps.first_mut()) {
+                step.refusal = Some(refusal);
+            }
+            reports.push((one.kind(), report));
             if let Some(signal) = *cancel.borrow() {
                 return Err(Failure::new(signals::exit(signal), "cancelled"));
             }
@@ -114,6 +120,17 @@ fn overrides(kind: Backend, trials: &Trials<'_>) -> Overrides {
         image: (kind == Backend::Firecracker).then(|| format!("dir:{}", trials.image().display())),
         ..Overrides::default()
     }
+}
+
+/// What to say where the policy does not allow a backend: nobody wrote the step that is tried here.
+fn forbidden(policy: &Result<Policy, PolicyRefusal>, step: &Step) -> Option<RefusalRecord> {
+    let Err(PolicyRefusal::Step(overreach)) = policy.as_ref().ok()?.apply(step) else { return None };
+    Some(RefusalRecord {
+        stage: "policy".to_owned(),
+        reason: "not-allowed".to_owned(),
+        message: format!("the operator's policy allows {} ({})", overreach.allowed, overreach.rule),
+        help: Some("choose another backend, or ask the owner of this runner".to_owned()),
+    })
 }
 
 struct Row<'a> {
@@ -206,4 +223,20 @@ fn as_json(rows: &[Row<'_>], reports: &[(Backend, Report)]) -> String {
         None => (json!(host::describe(None)), Value::Null),
     };
     format!("{:#}", json!({"host": host, "policy": policy, "backends": rows.iter().map(row).collect::<Vec<_>>()}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_forbids_a_backend_is_named_and_no_step_that_nobody_wrote() {
+        let flags = Overrides { run: Some("x.wat".into()), backend: Some("wasm".into()), ..Overrides::default() };
+        let step = &spec::load(&[], &flags, &Surroundings::default()).unwrap()[0];
+        let refusal = forbidden(&Ok(Policy::of_text("backends: [gvisor]\n")), step).unwrap();
+        assert!(refusal.message.contains("policy allows gvisor"), "{}", refusal.message);
+        assert!(refusal.message.contains("policy.yml") && !refusal.message.contains("step"), "{}", refusal.message);
+        assert!(forbidden(&Ok(Policy::of_text("backends: [wasm]\n")), step).is_none());
+        assert!(forbidden(&Ok(Policy::absent()), step).is_none());
+    }
 }

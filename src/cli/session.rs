@@ -23,8 +23,8 @@ use crate::env::{Env, Var};
 use crate::exit::Exit;
 use crate::forge;
 use crate::report::write::{ClaimError, OutputsDir, ReportDir, SUMMARY_MD};
-use crate::report::{Ci, Report, StepReport, Verdict};
-use crate::run::{self, Event, Job};
+use crate::report::{Ci, Report, Staging, StepReport, Verdict};
+use crate::run::{self, Event, Job, RunError};
 use crate::spec::{Policy, Step, Surroundings};
 use crate::text::LogTarget;
 
@@ -123,6 +123,7 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
         state: state_dir(env),
         logs,
         outputs: outputs_dir.staging().to_owned(),
+        staging: vec![built(report_dir.being_built())?, built(outputs_dir.being_built())?],
         exclude: [report_dir.path(), report_dir.staging(), outputs_dir.path(), outputs_dir.staging()]
             .map(Path::to_owned)
             .to_vec(),
@@ -187,11 +188,24 @@ async fn shown(job: Job, request: &Request<'_>, shape: Shape, cancel: Cancel) ->
             let failure = Failure::new(signals::exit(signal), "cancelled, and cleaning up took too long");
             failure.with_help("`plimsoll clean` removes what is left").print(request.env);
             let report = run::given_up(&steps, signal, policy, ci, runner);
-            return report.map_err(|e| Failure::from_error(Exit::Internal, &e));
+            return report.map_err(|e| no_report(&e));
         }
     };
     let _ = shower.join();
-    report.map_err(|e| Failure::from_error(Exit::Internal, &e))
+    report.map_err(|e| no_report(&e))
+}
+
+/// The failure of a run that has no report.
+pub fn no_report(error: &RunError) -> Failure {
+    let failure = Failure::from_error(Exit::Internal, error);
+    match error.help() {
+        Some(help) => failure.with_help(help),
+        None => failure,
+    }
+}
+
+fn built(staging: io::Result<Staging>) -> Result<Staging, Failure> {
+    staging.map_err(|e| Failure::from_error(Exit::Internal, &e))
 }
 
 fn live(request: &Request<'_>, shape: Shape) -> Live {

@@ -15,6 +15,7 @@ use crate::spec;
 
 /// Arguments.
 #[derive(Debug, Args)]
+#[command(mut_arg("run", |run| run.hide(true)))]
 pub struct ShellArgs {
     /// The script; the current directory is the artifact
     #[arg(value_name = "SCRIPT", value_hint = ValueHint::FilePath)]
@@ -31,6 +32,10 @@ pub struct ShellArgs {
 
 /// Runs the script.
 pub fn shell(args: &ShellArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failure> {
+    if args.step.run.is_some() {
+        let help = "leave --run out; for a command without a script there is `plimsoll run --run CMD`";
+        return Err(Failure::usage("--run: a shell runs its script").with_help(help));
+    }
     session::run(&Request {
         steps: &|around| Ok(vec![spec::from_script(&args.script, &args.step.overrides()?, around)?]),
         jobs: 1,

@@ -95,11 +95,12 @@ impl<'a> Trials<'a> {
             state: session::state_dir(self.env),
             logs: self.dir.path().join("logs"),
             outputs: self.dir.path().join("outputs"),
+            staging: Vec::new(),
             exclude: Vec::new(),
             ci: None,
             runner: None,
         };
-        let report = run::run(job, events, cancel).await.map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+        let report = run::run(job, events, cancel).await.map_err(|e| session::no_report(&e))?;
         // Steps of the next trial may have the same names.
         for name in ["logs", "outputs"] {
             let place = self.dir.path().join(name);

@@ -234,7 +234,9 @@ impl Snapshot {
         };
         compare(ControlId::RootIsolated, "mounts", mounts(self), mounts(later));
         let limits = |s: &Self| s.limits.clone().unwrap_or_default();
-        compare(ControlId::MemoryLimit, "resource limits", limits(self), limits(later));
+        if !only_lowered(&limits(self), &limits(later)) {
+            compare(ControlId::MemoryLimit, "resource limits", limits(self), limits(later));
+        }
         let interfaces = |s: &Self| or_error(&s.interfaces.clone().map(|names| names.join(", ")));
         compare(ControlId::Network, "interfaces", interfaces(self), interfaces(later));
         changes
@@ -294,6 +296,21 @@ fn anonymous(descriptor: &Descriptor, channel: &[u64]) -> bool {
             .contains(&link)
         || link.starts_with("/memfd:")
         || (descriptor.number <= 2 && link == "/dev/null")
+}
+
+/// Whether a table of limits (proc_pid_limits(5)) is another one with at most some numbers lowered, which is every
+/// process's own right (setrlimit(2)) and takes nothing away from what was judged.
+fn only_lowered(before: &str, after: &str) -> bool {
+    let number = |word: &str| if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() };
+    let word = |before: &str, after: &str| match (number(before), number(after)) {
+        (Some(before), Some(after)) => after <= before,
+        _ => before == after,
+    };
+    let line = |(before, after): (&str, &str)| {
+        let (before, after) = (before.split_whitespace(), after.split_whitespace());
+        before.clone().count() == after.clone().count() && before.zip(after).all(|(b, a)| word(b, a))
+    };
+    before.lines().count() == after.lines().count() && before.lines().zip(after.lines()).all(line)
 }
 
 /// A process that holds the channel.
@@ -413,6 +430,18 @@ mod tests {
         assert!(!anonymous(&fd(9, "/dev/null"), &[]));
         assert!(!anonymous(&fd(4, "/etc/passwd"), &[]));
         assert!(!anonymous(&fd(4, "anon_inode:kvm-vm"), &[]));
+    }
+
+    #[test]
+    fn limits_may_be_lowered_and_not_raised() {
+        let table =
+            |data: &str| format!("Limit Soft Hard Units\nMax data size {data} {data} bytes\nMax core 0 0 bytes\n");
+        assert!(only_lowered(&table("100"), &table("100")) && only_lowered(&table("100"), &table("99")));
+        assert!(only_lowered(&table("unlimited"), &table("5")));
+        for (before, after) in [("100", "101"), ("100", "unlimited"), ("unlimited", "x")] {
+            assert!(!only_lowered(&table(before), &table(after)), "{before} {after}");
+        }
+        assert!(!only_lowered(&table("1"), "") && !only_lowered("", &table("1")));
     }
 
     #[test]

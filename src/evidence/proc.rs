@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
@@ -361,13 +361,13 @@ pub fn executable_sha256(file: &File) -> io::Result<String> {
         Ok((m.dev(), m.ino(), m.len(), (m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())))
     };
     let before = version(file)?;
-    if let Some(digest) = KNOWN.lock().ok().and_then(|known| known.get(&before).cloned()) {
-        return Ok(digest);
+    // Held while hashing: whoever wants the same digest meanwhile waits for it instead of computing it too.
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(digest) = known.get(&before) {
+        return Ok(digest.clone());
     }
     let digest = hash(&mut At { file, offset: 0 })?;
-    if version(file)? == before
-        && let Ok(mut known) = KNOWN.lock()
-    {
+    if version(file)? == before {
         known.insert(before, digest.clone());
     }
     Ok(digest)

@@ -8,21 +8,26 @@
 //! one that nobody holds was left by a killed run and is removed at the next claim.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags, Uid,
-    chownat, flock, fstat, mkdirat, openat, renameat_with, statat, statx, unlinkat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags, StatxAttributes,
+    StatxFlags, Uid, chownat, flock, fstat, mkdirat, openat, openat2, renameat_with, statat, statx, unlinkat,
 };
 use rustix::io::Errno;
 
+use super::staging::Staging;
+
 /// Nesting that removal and giving away go into; what plimsoll writes is far flatter.
 const MAX_DEPTH: usize = 64;
+/// What is between the name of a directory and the random part of the name of the one being built for it.
+const INFIX: &str = ".plimsoll-";
 const MARKER: &str = ".gitignore";
-const DIRECTORY: OFlags =
+pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
 /// What kind of directory it is.
@@ -208,6 +213,12 @@ impl Slot {
         self.staging_fd.as_fd()
     }
 
+    /// The directory being built, to be written down.
+    pub(super) fn being_built(&self) -> io::Result<Staging> {
+        let stat = fstat(&self.staging_fd)?;
+        Ok(Staging::new(self.staging.clone(), stat.st_dev, stat.st_ino))
+    }
+
     /// Whether anything but the marker is in the directory being built.
     pub(super) fn has_content(&self) -> io::Result<bool> {
         Ok(entries(self.staging_fd.as_fd())?.iter().any(|(name, _)| name != MARKER))
@@ -346,12 +357,7 @@ fn remove_stale(
     let io =
         |source: Errno| ClaimError::Io { action: "clean up beside", path: path.to_path_buf(), source: source.into() };
     let prefix = prefix(name);
-    let ours = |found: &OsStr| {
-        found
-            .as_bytes()
-            .strip_prefix(prefix.as_bytes())
-            .is_some_and(|r| r.len() == 16 && r.iter().all(u8::is_ascii_hexdigit))
-    };
+    let ours = |found: &OsStr| found.as_bytes().starts_with(prefix.as_bytes()) && is_staging_name(found);
     for (found, directory) in entries(parent).map_err(io)? {
         if !directory || !ours(&found) {
             continue;
@@ -376,8 +382,16 @@ fn remove_stale(
 fn prefix(name: &OsStr) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(name);
-    prefix.push(".plimsoll-");
+    prefix.push(INFIX);
     prefix
+}
+
+/// Whether a name is that of a directory being built.
+pub(super) fn is_staging_name(name: &OsStr) -> bool {
+    let bytes = name.as_bytes();
+    let Some(split) = bytes.len().checked_sub(16) else { return false };
+    let (rest, random) = bytes.split_at(split);
+    rest.starts_with(b".") && rest.ends_with(INFIX.as_bytes()) && random.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Names in a directory, and whether each is a directory itself. Links are none.
@@ -400,6 +414,18 @@ pub(super) fn entries(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<(OsString, 
         all.push((name, directory));
     }
     Ok(all)
+}
+
+/// Opens a regular file beneath a directory, through no link.
+pub(super) fn open_beneath(root: BorrowedFd<'_>, path: &str) -> io::Result<(File, u64)> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let fd = openat2(root, path, flags, Mode::empty(), resolve)?;
+    let stat = fstat(&fd)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::other("is not a regular file"));
+    }
+    Ok((File::from(fd), u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
 fn unlink_if_there(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
@@ -429,7 +455,7 @@ fn empty(dir: BorrowedFd<'_>, depth: usize, keep: &[&OsStr]) -> rustix::io::Resu
 }
 
 /// Removes a directory and everything in it.
-fn remove(parent: BorrowedFd<'_>, name: &OsStr, depth: usize) -> rustix::io::Result<()> {
+pub(super) fn remove(parent: BorrowedFd<'_>, name: &OsStr, depth: usize) -> rustix::io::Result<()> {
     let dir = openat(parent, name, DIRECTORY, Mode::empty())?;
     empty(dir.as_fd(), depth, &[])?;
     unlinkat(parent, name, AtFlags::REMOVEDIR)

@@ -152,7 +152,13 @@ fn why(step: &StepReport) -> String {
     if let Some(refusal) = &step.refusal {
         return Untrusted::new(&refusal.message).for_xml_attribute(MESSAGE);
     }
-    Untrusted::from(words::ending(step)).for_xml_attribute(MESSAGE)
+    let ending = words::ending(step);
+    let limit = step.result.as_ref().filter(|r| r.timed_out || r.limit_hit.is_some());
+    Untrusted::from(match limit.and_then(|r| r.message.as_ref()) {
+        Some(message) => format!("{ending}: {message}"),
+        None => ending,
+    })
+    .for_xml_attribute(MESSAGE)
 }
 
 fn control_case(step: &StepReport, control: &ControlRecord, observed: bool) -> TestCase {

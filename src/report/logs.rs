@@ -2,23 +2,36 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
 
 use plimsoll_guest::Stream;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::StepReport;
+use super::dir::open_beneath;
 
-/// Where the logs of a report are.
+/// Where the logs of a report are. The directory may be a stranger's: no link in it is followed.
 #[derive(Debug, Clone)]
 pub struct Logs {
-    root: PathBuf,
+    root: Option<Arc<OwnedFd>>,
 }
 
 impl Logs {
     /// The logs below `root`, a report directory or one being built.
     #[must_use]
     pub fn new(root: &Path) -> Self {
-        Self { root: root.to_path_buf() }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Self { root: openat(CWD, root, flags, Mode::empty()).ok().map(Arc::new) }
+    }
+
+    /// The logs below an open directory.
+    ///
+    /// # Errors
+    /// If the runner has no descriptor left.
+    pub fn beneath(root: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self { root: Some(Arc::new(root.try_clone_to_owned()?)) })
     }
 
     /// Head and tail of a step's log, about `limit` bytes in all, with a mark where something is left out. Empty if there is
@@ -33,8 +46,9 @@ impl Logs {
             Stream::Stdout => &r.stdout,
             Stream::Stderr => &r.stderr,
         });
-        let path = self.root.join("steps").join(step.directory()).join(name);
-        let mut text = excerpt(&path, limit as u64).unwrap_or_default();
+        let path = format!("steps/{}/{name}", step.directory());
+        let opened = self.root.as_ref().and_then(|root| open_beneath(root.as_fd(), &path).ok());
+        let mut text = opened.and_then(|(file, size)| excerpt(file, size, limit as u64).ok()).unwrap_or_default();
         if let Some(record) = record.filter(|r| r.truncated()) {
             let dropped = record.bytes - record.kept;
             text.extend_from_slice(
@@ -45,9 +59,7 @@ impl Logs {
     }
 }
 
-fn excerpt(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    let size = file.metadata()?.len();
+fn excerpt(mut file: File, size: u64, limit: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if size <= limit {
         file.take(limit).read_to_end(&mut text)?;
@@ -81,11 +93,12 @@ mod tests {
         let path = dir.path().join("log");
         let whole = (0..10_000).map(|i| format!("line {i}\n")).collect::<String>();
         std::fs::write(&path, &whole).unwrap();
-        let text = String::from_utf8(excerpt(&path, 100).unwrap()).unwrap();
+        let cut = |limit| excerpt(File::open(&path).unwrap(), whole.len() as u64, limit).unwrap();
+        let text = String::from_utf8(cut(100)).unwrap();
         let (head, rest) = text.split_once("\n[… ").unwrap();
         let (count, tail) = rest.split_once(" bytes left out here; the whole is in the .log file …]\n").unwrap();
         assert!(head.starts_with("line 0\n") && tail.starts_with("line ") && tail.ends_with("line 9999\n"));
         assert_eq!(count.parse::<usize>().unwrap() + head.len() + tail.len(), whole.len());
-        assert_eq!(excerpt(&path, 1_000_000).unwrap(), whole.as_bytes());
+        assert_eq!(cut(1_000_000), whole.as_bytes());
     }
 }

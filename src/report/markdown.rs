@@ -134,6 +134,9 @@ fn details(step: &StepReport, logs: &Logs, excerpt: usize, only: bool) -> String
             let _ = writeln!(text, "What to do:\n\n{}", Untrusted::new(help).fenced(1000));
         }
     }
+    if let Some(message) = step.result.as_ref().and_then(|r| r.message.as_ref()) {
+        let _ = writeln!(text, "- Ended: {}", Untrusted::new(message).for_markdown(300));
+    }
     if let Some(artifact) = &step.artifact {
         let _ = writeln!(
             text,

@@ -26,11 +26,14 @@ pub mod json_v1;
 pub mod junit;
 mod logs;
 pub mod markdown;
+mod read_back;
+mod staging;
 pub mod verify;
 pub mod words;
 pub mod write;
 
 pub use logs::Logs;
+pub use staging::Staging;
 pub use write::{OutputsDir, ReportDir};
 
 /// The outcome of a step or a run.

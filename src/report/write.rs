@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::dir::{Kind, Slot};
 use super::json_v1::{FileV1, ReportV1};
+use super::staging::Staging;
 use super::{Logs, Report, canonical, html, junit, markdown};
 
 pub use super::dir::{ClaimError, Owner};
@@ -120,6 +121,14 @@ impl ReportDir {
         self.0.staging()
     }
 
+    /// The directory being built, to be written down in case this run is killed.
+    ///
+    /// # Errors
+    /// If it can't be looked at.
+    pub fn being_built(&self) -> io::Result<Staging> {
+        self.0.being_built()
+    }
+
     /// Makes and names the directory for a step's logs; `directory` is [`StepReport::directory`](super::StepReport::directory).
     ///
     /// # Errors
@@ -148,11 +157,7 @@ impl ReportDir {
     pub fn commit(self, report: &Report) -> Result<ReportV1, WriteError> {
         let logs = self.logs();
         let mut record = ReportV1::from(report);
-        for (name, text) in [
-            (JUNIT_XML, junit::render(report, &logs)),
-            (SUMMARY_MD, markdown::render(report, &logs, markdown::BUDGET)),
-            (REPORT_HTML, html::render(report, &logs)),
-        ] {
+        for (name, text) in rendered(report, &logs) {
             self.write(name, text.as_bytes())?;
             let sha256 = hex::encode(Sha256::digest(&text));
             record.renderings.push(FileV1 { path: name.to_owned(), bytes: text.len() as u64, sha256 });
@@ -168,6 +173,15 @@ impl ReportDir {
         let path = self.staging().join(name);
         std::fs::write(&path, bytes).map_err(|source| WriteError::File { path, source })
     }
+}
+
+/// What is rendered from a report: the file's name and its text, in the order of the record.
+pub(super) fn rendered(report: &Report, logs: &Logs) -> [(&'static str, String); 3] {
+    [
+        (JUNIT_XML, junit::render(report, logs)),
+        (SUMMARY_MD, markdown::render(report, logs, markdown::BUDGET)),
+        (REPORT_HTML, html::render(report, logs)),
+    ]
 }
 
 /// The directory for untrusted output files of a run that is under way.
@@ -201,6 +215,14 @@ impl OutputsDir {
     #[must_use]
     pub fn staging(&self) -> &Path {
         self.0.staging()
+    }
+
+    /// As [`ReportDir::being_built`].
+    ///
+    /// # Errors
+    /// If it can't be looked at.
+    pub fn being_built(&self) -> io::Result<Staging> {
+        self.0.being_built()
     }
 
     /// Makes and opens the directory for a step's outputs, for [`Output::create`](crate::backend::Output::create).

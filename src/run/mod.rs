@@ -19,7 +19,7 @@ use crate::backend::Engines;
 use crate::backend::channel::{Cancel, CancelSignal};
 use crate::exit::Exit;
 use crate::gate::Dispatched;
-use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, StepReport, Verdict};
+use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, Staging, StepReport, Verdict};
 use crate::spec::{Policy, PolicyRefusal, Step};
 
 pub mod host;
@@ -30,6 +30,9 @@ mod request;
 pub mod scratch;
 mod step;
 pub mod unpacker;
+
+/// File of a run's directory that names what the run builds elsewhere.
+const STAGING: &str = "staging";
 
 /// What happens during a run, for whoever shows it live. Guest bytes are raw.
 #[derive(Debug, Clone)]
@@ -81,6 +84,8 @@ pub struct Job {
     pub logs: PathBuf,
     /// Directory in which each step's output files go to `<step>/`; exists.
     pub outputs: PathBuf,
+    /// Directories being built that are to be removed if this run is killed.
+    pub staging: Vec<Staging>,
     /// Directories that a directory artifact does not carry: the report's and the outputs', as they are and as they
     /// are being built.
     pub exclude: Vec<PathBuf>,
@@ -108,12 +113,15 @@ struct Context {
 /// If there is no private place to work in, or the executable cannot be read.
 pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel) -> Result<Report, RunError> {
     let started_at = Timestamp::now();
+    // Every report names the executable's digest, and every worker's is compared with it. Known by the time it is needed.
+    let _ = std::thread::spawn(crate::backend::jail::own_sha256);
     let request_sha256 = request::digest(&job.steps, job.policy.as_ref().ok());
     let policy = policy_record(&job.policy);
     for leftover in clean(&job.state)?.failed {
         tracing::warn!("a killed run left something that could not be removed: {leftover}");
     }
     let scratch = Scratch::create(&job.state)?;
+    std::fs::write(scratch.path().join(STAGING), Staging::record(&job.staging)).map_err(RunError::Record)?;
     let mut engines = job.engines;
     if let Ok(policy) = &job.policy {
         engines.trusted.extend(policy.engines().iter().map(ToString::to_string));
@@ -274,9 +282,27 @@ async fn run_all(
 pub fn clean(state: &Path) -> Result<Swept, ScratchError> {
     scratch::sweep(state, |run| {
         let steps = std::fs::read_dir(run).into_iter().flatten().flatten().map(|entry| entry.path());
-        let backends = |step: std::path::PathBuf| crate::backend::Backend::ALL.map(|backend| step.join(backend.name()));
-        steps.flat_map(backends).flat_map(|boundary| crate::backend::traces::sweep(&boundary)).collect()
+        let backends = |step: PathBuf| crate::backend::Backend::ALL.map(|backend| step.join(backend.name()));
+        let boundaries = steps.flat_map(backends);
+        let mut left: Vec<String> = boundaries.flat_map(|boundary| crate::backend::traces::sweep(&boundary)).collect();
+        for staging in Staging::recorded(&std::fs::read(run.join(STAGING)).unwrap_or_default()) {
+            if let Err(e) = staging.remove() {
+                left.push(format!("{}: {e}", staging.path().display()));
+            }
+        }
+        left
     })
+}
+
+impl RunError {
+    /// What the user can do about it.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::Scratch(error) => error.help(),
+            Self::Randomness(_) | Self::Record(_) | Self::Executable(_) => None,
+        }
+    }
 }
 
 /// Why there is no report.
@@ -288,7 +314,40 @@ pub enum RunError {
     /// No randomness.
     #[error("failed to draw a fresh name for the run")]
     Randomness(#[source] std::io::Error),
+    /// No record of what this run builds could be made.
+    #[error("failed to write down what this run builds")]
+    Record(#[source] std::io::Error),
     /// The executable cannot be read.
     #[error("failed to read plimsoll's own executable")]
     Executable(#[source] std::io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::json_v1::ReportV1;
+    use crate::spec::{Overrides, Surroundings, load};
+
+    #[test]
+    fn a_run_that_was_given_up_claims_nothing_of_its_steps() {
+        for (signal, exit) in
+            [(CancelSignal::Interrupt, Exit::Interrupted), (CancelSignal::Terminate, Exit::Terminated)]
+        {
+            let flags = Overrides { run: Some("make".to_owned()), ..Overrides::default() };
+            let steps = load(&[], &flags, &Surroundings::default()).unwrap();
+            let policy = policy_record(&Ok(Policy::absent()));
+            let report = given_up(&steps, signal, policy, None, Some("runner-1".to_owned())).unwrap();
+            assert_eq!((report.verdict, report.exit_code), (Verdict::Cancelled, exit));
+            assert_eq!(report.host.runner, "runner-1");
+            let [step] = report.steps.as_slice() else { panic!("{:?}", report.steps) };
+            assert_eq!((step.verdict, step.exit, step.dispatched), (Verdict::Cancelled, exit, Dispatched::Unknown));
+            assert!(
+                step.tier.is_none() && step.controls.is_empty() && step.result.is_none() && step.outputs.is_empty()
+            );
+            assert!(step.notices.iter().any(|notice| notice.contains("given up")));
+            // It is written like any other.
+            let record = serde_json::to_value(ReportV1::from(&report)).unwrap();
+            assert_eq!(record["steps"][0]["dispatched"], "unknown");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! From a validated step to what is dispatched and what the boundary is built to.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,6 +10,7 @@ use plimsoll_guest::{Dispatch, Filesystem, GuestLimits, OutputBudget, Program, W
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::backend::Bounds;
+use crate::backend::wasm::ModuleFile;
 use crate::image::rootfs::GUEST_USER;
 use crate::spec::{Command, FilesystemGrant, Step, WasmProgram};
 
@@ -92,29 +93,31 @@ pub const fn filesystem(step: &Step) -> Filesystem {
     }
 }
 
-/// The one message that starts the step's code. `workspace` is the unpacked artifact, out of which a module is read.
-/// `runtimes` finds an installed WebAssembly runtime by name.
+/// The one message that starts the step's code, and the WebAssembly program to put into it, if it is one. `workspace` is
+/// the unpacked artifact, in which a module is looked for. `runtimes` finds an installed WebAssembly runtime by name.
 ///
 /// # Errors
-/// If the module or runtime cannot be read.
+/// If the module or runtime cannot be opened.
 pub fn dispatch(
     step: &Step,
     workspace: &Path,
-    runtimes: impl Fn(&str) -> Result<Vec<u8>, String>,
-) -> Result<Dispatch, PayloadError> {
+    runtimes: impl Fn(&str) -> Result<ModuleFile, String>,
+) -> Result<(Dispatch, Option<ModuleFile>), PayloadError> {
+    let mut file = None;
     let program = match &step.command {
         Command::Script { shell, text } => Program::Script { argv: shell.argv().to_vec(), text: text.clone() },
         Command::Wasm { program, args } => {
-            let (name, code) = match program {
+            let (name, module) = match program {
                 WasmProgram::Module(path) => (path.display().to_string(), module(workspace, path)?),
                 WasmProgram::Runtime(name) => {
-                    let code = runtimes(name).map_err(|help| PayloadError::Runtime { name: name.clone(), help })?;
-                    (name.clone(), code)
+                    let found = runtimes(name).map_err(|help| PayloadError::Runtime { name: name.clone(), help })?;
+                    (name.clone(), found)
                 }
             };
+            file = Some(module);
             Program::Wasm(WireWasm {
                 name,
-                code,
+                code: Vec::new(),
                 precompiled: false,
                 want_compiled: false,
                 args: args.clone(),
@@ -131,7 +134,7 @@ pub fn dispatch(
         outputs.push(glob::Pattern::escape(&junit.to_string_lossy()));
     }
     let directory = &step.working_directory;
-    Ok(Dispatch {
+    let dispatch = Dispatch {
         program,
         env: environment(step),
         working_directory: if directory.as_os_str().is_empty() {
@@ -153,7 +156,8 @@ pub fn dispatch(
             .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
         entropy,
         drives: Vec::new(),
-    })
+    };
+    Ok((dispatch, file))
 }
 
 /// What the step declares; for a script, [`SCRIPT_ENV`] where it says nothing.
@@ -164,28 +168,22 @@ fn environment(step: &Step) -> Vec<(String, String)> {
     defaults.chain(step.env.iter().map(|(name, value)| (name.clone(), value.clone()))).collect()
 }
 
-/// Reads a module out of the artifact. The tree was unpacked by us, but its links are the guest's: none is followed
-/// out of it.
-fn module(workspace: &Path, path: &Path) -> Result<Vec<u8>, PayloadError> {
+/// Opens a module of the artifact. The tree was unpacked by us, but its links are the guest's: none is followed out of it.
+fn module(workspace: &Path, path: &Path) -> Result<ModuleFile, PayloadError> {
     let name = path.display().to_string();
-    let read = || -> io::Result<(u64, Vec<u8>)> {
+    let open = || -> io::Result<ModuleFile> {
         let root = OwnedFd::from(File::open(workspace)?);
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(openat2(&root, path, flags, Mode::empty(), beneath)?);
-        let meta = file.metadata()?;
-        if !meta.is_file() {
+        if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
-        let mut code = Vec::new();
-        if meta.len() <= MAX_MODULE {
-            file.take(MAX_MODULE).read_to_end(&mut code)?;
-        }
-        Ok((meta.len(), code))
+        ModuleFile::new(file)
     };
-    match read() {
-        Ok((bytes, _)) if bytes > MAX_MODULE => Err(PayloadError::TooLarge { name, bytes }),
-        Ok((_, code)) => Ok(code),
+    match open() {
+        Ok(module) if module.bytes() > MAX_MODULE => Err(PayloadError::TooLarge { name, bytes: module.bytes() }),
+        Ok(module) => Ok(module),
         Err(source) => Err(PayloadError::Module { name, source }),
     }
 }

@@ -12,7 +12,7 @@ use crate::evidence::{ControlId, Status, Tier};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage};
 use crate::report::{RefusalRecord, ResultRecord, StepReport, Verdict, controls};
-use crate::spec::{Backend, Step};
+use crate::spec::{Backend, Limit, Step};
 
 /// A step's report before anything happened: what the step asked for.
 #[must_use]
@@ -86,7 +86,7 @@ pub fn passage(report: &mut StepReport, step: &Step, passage: Passage, written: 
             signal: guest.and_then(|g| g.signal),
             timed_out: matches!(passage.end, End::TimedOut),
             limit_hit: passage.limit_hit().map(|limit| limit_word(limit).to_owned()),
-            message: end_words(&passage.end),
+            message: message(step, &passage),
             stdout: written.stdout,
             stderr: written.stderr,
         });
@@ -227,6 +227,27 @@ const fn limit_word(limit: LimitHit) -> &'static str {
         LimitHit::Time => "time",
         LimitHit::Fuel => "fuel",
     }
+}
+
+/// How it ended, in words; a limit by its key and value, so that whoever wants another one knows where to write it.
+fn message(step: &Step, passage: &Passage) -> Option<String> {
+    let limit = match passage.limit_hit() {
+        Some(LimitHit::Memory) => Limit::Memory,
+        Some(LimitHit::Pids) => Limit::Pids,
+        Some(LimitHit::Disk) => Limit::Disk,
+        // Fuel is given out by the time that a deterministic program has.
+        Some(LimitHit::Time | LimitHit::Fuel) => Limit::Timeout,
+        None => return end_words(&passage.end),
+    };
+    let key = match limit {
+        Limit::Timeout => "`timeout-minutes`".to_owned(),
+        limit => format!("`sandbox.{}`", limit.key()),
+    };
+    let reached = format!("the limit {key} ({}) was reached", limit.show(step.limits.amount(limit)));
+    Some(match end_words(&passage.end) {
+        Some(words) => format!("{reached}: {words}"),
+        None => reached,
+    })
 }
 
 fn end_words(end: &End) -> Option<String> {

@@ -33,6 +33,23 @@ pub enum ScratchError {
     },
 }
 
+impl ScratchError {
+    /// What the user can do about it.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::Foreign { path, uid: 0 } => {
+                Some(format!("as root: `chown root:root {0} && chmod go-w {0}`, or remove it", path.display()))
+            }
+            Self::Foreign { path, .. } => Some(format!(
+                "have whoever owns {0} (`ls -ld {0}`) or root remove it; or set TMPDIR to a directory of your own",
+                path.display()
+            )),
+            Self::Io { .. } => None,
+        }
+    }
+}
+
 /// A run's own directory, 0700, removed on drop.
 #[derive(Debug)]
 pub struct Scratch {
@@ -190,7 +207,9 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(Scratch::create(dir.path()), Err(ScratchError::Foreign { .. })));
+        let error = Scratch::create(dir.path()).unwrap_err();
+        assert!(matches!(error, ScratchError::Foreign { .. }));
+        assert!(error.help().is_some_and(|help| help.contains(&dir.path().display().to_string())));
         assert!(sweep(dir.path(), |_| vec![]).is_err());
     }
 

@@ -17,8 +17,9 @@ use super::machine::{self, Machine};
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
-use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, FileId, Purpose, Summary, acquire};
+use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
+use crate::backend::wasm::{ModuleFile, runtimes};
 use crate::backend::{Backend, Engines, MachineParts, Output, Plan, PrepareError, firecracker};
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
@@ -56,6 +57,7 @@ struct Ready {
     scratch: PathBuf,
     workspace: PathBuf,
     dispatch: Dispatch,
+    module: Option<ModuleFile>,
 }
 
 impl Attempt<'_> {
@@ -102,8 +104,8 @@ impl Attempt<'_> {
         if !self.unpack(&workspace, cancel).await {
             return None;
         }
-        match payload::dispatch(self.step, &workspace, crate::backend::wasm::runtimes::read) {
-            Ok(dispatch) => Some(Ready { scratch, workspace, dispatch }),
+        match payload::dispatch(self.step, &workspace, runtimes::open) {
+            Ok((dispatch, module)) => Some(Ready { scratch, workspace, dispatch, module }),
             Err(e) => {
                 let help = e.help().to_owned();
                 let exit = match e {
@@ -210,7 +212,13 @@ impl Attempt<'_> {
             }
         };
         self.progress(format!("preparing {backend}"));
-        let request = Request { backend, plan: &plan, floor: self.step.floor(), required: &self.step.required() };
+        let request = Request {
+            backend,
+            plan: &plan,
+            floor: self.step.floor(),
+            required: &self.step.required(),
+            on_dispatch: &|| self.progress("running"),
+        };
         let (passage, written) = {
             let mut output = output;
             let passage = pass(request, ready.dispatch.clone(), &mut output, cancel).await;
@@ -342,6 +350,7 @@ impl Attempt<'_> {
             rootfs,
             mounts: self.step.mounts.iter().map(|m| (m.path.clone(), m.at.display().to_string())).collect(),
             machine,
+            module: ready.module.clone(),
             filesystem: payload::filesystem(self.step),
             deterministic: self.step.deterministic,
             engines: Engines { refuse_vulnerable: self.step.refuse_vulnerable_engines, ..self.context.engines.clone() },
@@ -441,7 +450,7 @@ impl Bring {
         let what = Acquire {
             path: &self.path,
             purpose: self.purpose,
-            sha256: self.sha256.map(|digest| Digest::from_bytes(digest.0)),
+            sha256: self.sha256,
             budget: Budget::default(),
             deadline: ARTIFACT_DEADLINE,
             exclude: &self.exclude,

@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use super::check::{
     self, inside_artifact, is_module, is_reference, mount_point, nonempty, one_of, refuse_nul, wasm_command,
 };
+use super::digest::Sha256Digest;
 use super::error::SpecError;
 use super::limits::{Limit, Limits};
 use super::merge::{Found, Layer, Origin, Surroundings, pick};
@@ -14,7 +15,7 @@ use super::raw::{RawArtifact, RawGrants, RawSandbox, RawStep, Text};
 use super::shell::Shell;
 use super::step::{
     ArtifactSource, Backend, BackendChoice, Command, FilesystemGrant, Grants, ImageSource, Kernel, Mount, Network,
-    Sha256Digest, Step, WasmProgram, slug,
+    Step, WasmProgram, slug,
 };
 use crate::evidence::{ControlId, Tier};
 

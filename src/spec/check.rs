@@ -3,9 +3,10 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::build::WORKSPACE;
+use super::digest::Sha256Digest;
 use super::error::SpecError;
 use super::place::{Place, shown};
-use super::step::{Command, Sha256Digest, WasmProgram};
+use super::step::{Command, WasmProgram};
 
 pub(super) fn one_of<W: Copy>(
     place: &Place,
@@ -20,7 +21,7 @@ pub(super) fn one_of<W: Copy>(
 }
 
 pub(super) fn digest(place: &Place, text: &str) -> Result<Sha256Digest, SpecError> {
-    Sha256Digest::parse(text).ok_or_else(|| {
+    text.parse().map_err(|_| {
         SpecError::invalid_help(
             place,
             format!("`{}` is no SHA-256 digest", shown(text)),
@@ -133,7 +134,7 @@ pub(super) fn wasm_command(place: &Place, run: &str) -> Result<Command, SpecErro
 /// Whether this is a reference by the grammar of the OCI distribution specification: `[host[:port]/]path[:tag][@digest]`.
 pub(super) fn is_reference(text: &str) -> bool {
     let (rest, digest) = text.split_once('@').map_or((text, None), |(rest, digest)| (rest, Some(digest)));
-    if digest.is_some_and(|digest| !digest.starts_with("sha256:") || Sha256Digest::parse(digest).is_none()) {
+    if digest.is_some_and(|digest| !digest.starts_with("sha256:") || digest.parse::<Sha256Digest>().is_err()) {
         return false;
     }
     let last = rest.rfind('/').map_or(0, |slash| slash + 1);

@@ -10,6 +10,7 @@
 
 mod build;
 mod check;
+mod digest;
 mod error;
 pub mod limits;
 mod load;
@@ -26,6 +27,7 @@ mod units;
 pub mod workflow;
 
 pub use build::WORKSPACE;
+pub use digest::Sha256Digest;
 pub use error::SpecError;
 pub use limits::{Limit, Limits};
 pub use load::{SpecFile, default_file, from_script, load};
@@ -37,6 +39,6 @@ pub use select::{Shard, select};
 pub use shell::Shell;
 pub use step::{
     ArtifactSource, Backend, BackendChoice, Command, FilesystemGrant, Grants, ImageSource, Kernel, Mount, Network,
-    Sha256Digest, Step, WasmProgram, slug,
+    Step, WasmProgram, slug,
 };
 pub use units::{BadAmount, parse_duration, parse_size, show_duration, show_size};

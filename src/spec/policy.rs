@@ -6,6 +6,7 @@
 //!
 //! Its limits: it binds plimsoll and not the job, which can skip or replace plimsoll; service mode binds the job.
 
+mod rules;
 mod trust;
 
 use std::collections::BTreeSet;
@@ -13,13 +14,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check::{digest, one_of};
+use super::digest::Sha256Digest;
 use super::error::SpecError;
 use super::limits::Limit;
 use super::place::{KeyPath, Place, Source, shown, shown_path};
-use super::raw::{self, RawMaxima, RawPolicy, Text};
-use super::step::{Backend, FilesystemGrant, ImageSource, Kernel, Network, Sha256Digest, Step};
-use crate::evidence::{ControlId, Tier};
+use super::step::{Backend, ImageSource, Kernel, Step};
+use crate::evidence::Tier;
+use rules::{ImageRule, Rules};
 use trust::Surroundings as Trust;
 
 /// Where the policy is.
@@ -61,27 +62,6 @@ struct Loaded {
     source: Arc<Source>,
     sha256: Sha256Digest,
     rules: Rules,
-}
-
-/// The rules; `None` and empty sets of requirements set none.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Rules {
-    minimum_isolation: Option<Tier>,
-    backends: Option<BTreeSet<Backend>>,
-    engines: BTreeSet<Sha256Digest>,
-    kernels: BTreeSet<Sha256Digest>,
-    images: Option<Vec<ImageRule>>,
-    maxima: Vec<(Limit, u64)>,
-    mounts: Option<Vec<PathBuf>>,
-    filesystem_grant: Option<FilesystemGrant>,
-    require: BTreeSet<ControlId>,
-    refuse_vulnerable_engines: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum ImageRule {
-    Pattern(glob::Pattern),
-    Digest(Sha256Digest),
 }
 
 /// Why the policy refuses: exit code 11, `refusal.stage: policy`.
@@ -178,6 +158,15 @@ impl Policy {
     #[must_use]
     pub fn absent() -> Policy {
         Policy { effect: Effect::None, loaded: None }
+    }
+
+    /// A policy of this text, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_text(text: &str) -> Policy {
+        let source = Source::from_bytes(Path::new(POLICY_FILE), text.as_bytes().to_vec()).unwrap();
+        let rules = Rules::parse(&source).unwrap();
+        let loaded = Loaded { source, sha256: Sha256Digest::of(text.as_bytes()), rules };
+        Policy { effect: Effect::Applied, loaded: Some(loaded) }
     }
 
     /// The same from another path: for tests of the library, not for anything a user can reach.
@@ -397,98 +386,6 @@ impl Application<'_> {
         }
         Ok(())
     }
-}
-
-impl Rules {
-    fn parse(source: &Arc<Source>) -> Result<Rules, SpecError> {
-        let root = raw::tree(source)?;
-        let at = |key: &str| Place::value(source, KeyPath::root().keys(key));
-        if root.is_null() {
-            let place = Place::value(source, KeyPath::root());
-            return Err(SpecError::invalid_help(
-                &place,
-                "empty",
-                "write at least `minimum-isolation: container`, or remove the file",
-            ));
-        }
-        let raw: RawPolicy = raw::read(source, &root, KeyPath::root())?;
-        if let Some(version) = raw.version.filter(|version| version.0 != "1") {
-            let reason = format!("version `{}` is not known to this plimsoll", shown(&version.0));
-            return Err(SpecError::invalid_help(&at("version"), reason, "the only version is 1"));
-        }
-        if let Some(network) = &raw.network {
-            one_of(&at("network"), &network.0, &[Network::None], |Network::None| "none")?;
-        }
-        let tier = raw.minimum_isolation.map(|tier| one_of(&at("minimum-isolation"), &tier.0, &Tier::ALL, Tier::name));
-        let grant = raw.grants.and_then(|grants| grants.filesystem);
-        let grant =
-            grant.map(|grant| one_of(&at("grants.filesystem"), &grant.0, &FilesystemGrant::ALL, FilesystemGrant::name));
-        let vulnerable =
-            raw.vulnerable_engines.map(|word| one_of(&at("vulnerable-engines"), &word.0, &["warn", "refuse"], |w| w));
-        Ok(Rules {
-            minimum_isolation: tier.transpose()?,
-            backends: list(raw.backends, &at("backends"), |place, word| {
-                one_of(place, word, &Backend::ALL, Backend::name)
-            })?,
-            engines: list(raw.engines, &at("engines"), digest)?.unwrap_or_default(),
-            kernels: list(raw.kernels, &at("kernels"), digest)?.unwrap_or_default(),
-            images: list(raw.images, &at("images"), image_rule)?,
-            maxima: maxima(&raw.maxima.unwrap_or_default(), &at("maxima"))?,
-            mounts: list(raw.mounts, &at("mounts"), |place, text| {
-                let path = PathBuf::from(text);
-                if path.is_absolute() { Ok(path) } else { Err(SpecError::invalid(place, "not an absolute path")) }
-            })?,
-            filesystem_grant: grant.transpose()?,
-            require: list(raw.require, &at("require"), |place, word| {
-                one_of(place, word, ControlId::ALL, ControlId::name)
-            })?
-            .unwrap_or_default(),
-            refuse_vulnerable_engines: vulnerable.transpose()? == Some("refuse"),
-        })
-    }
-}
-
-fn list<T, C: FromIterator<T>>(
-    texts: Option<Vec<Text>>,
-    place: &Place,
-    parse: impl Fn(&Place, &str) -> Result<T, SpecError>,
-) -> Result<Option<C>, SpecError> {
-    let parsed =
-        texts.map(|texts| texts.iter().enumerate().map(|(index, text)| parse(&place.item(index), &text.0)).collect());
-    parsed.transpose()
-}
-
-fn image_rule(place: &Place, text: &str) -> Result<ImageRule, SpecError> {
-    if text.starts_with("sha256:") {
-        return digest(place, text).map(ImageRule::Digest);
-    }
-    glob::Pattern::new(text)
-        .map(ImageRule::Pattern)
-        .map_err(|error| SpecError::invalid(place, format!("not a pattern: {}", error.msg)))
-}
-
-fn maxima(raw: &RawMaxima, place: &Place) -> Result<Vec<(Limit, u64)>, SpecError> {
-    let mut maxima = Vec::new();
-    for limit in Limit::ALL {
-        let text = match limit {
-            Limit::Cpus => &raw.cpus,
-            Limit::Memory => &raw.memory,
-            Limit::Disk => &raw.disk,
-            Limit::Pids => &raw.pids,
-            Limit::Output => &raw.output,
-            Limit::Timeout => &raw.timeout_minutes,
-        };
-        let Some(text) = text else { continue };
-        let amount = limit.parse(&text.0).map_err(|bad| {
-            SpecError::invalid_help(
-                &place.below(limit.key()),
-                format!("`{}` is {}", shown(&text.0), bad.reason),
-                bad.help,
-            )
-        })?;
-        maxima.push((limit, amount));
-    }
-    Ok(maxima)
 }
 
 impl fmt::Display for Effect {

@@ -34,7 +34,7 @@ pub struct Text(pub String);
 /// A step file: steps that plimsoll runs behind an isolation boundary.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-#[schemars(rename = "StepFile")]
+#[schemars(rename = "StepFile", transform = schema::what_runs)]
 pub struct RawSpec {
     /// Version of the file's format. Always 1.
     #[schemars(schema_with = "schema::version")]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::digest::Sha256Digest;
 use super::limits::Limits;
 use super::place::Place;
 use super::shell::Shell;
@@ -166,39 +167,6 @@ impl Grants {
             FilesystemGrant::None => Vec::new(),
             grant => vec![format!("filesystem:{}", grant.name())],
         }
-    }
-}
-
-/// A SHA-256 digest, shown as 64 lowercase hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Sha256Digest(pub [u8; 32]);
-
-impl Sha256Digest {
-    /// Reads 64 hexadecimal digits, with or without `sha256:` before them.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Sha256Digest> {
-        let mut bytes = [0; 32];
-        hex::decode_to_slice(text.strip_prefix("sha256:").unwrap_or(text), &mut bytes).ok()?;
-        Some(Sha256Digest(bytes))
-    }
-
-    /// The digest of bytes.
-    #[must_use]
-    pub fn of(bytes: &[u8]) -> Sha256Digest {
-        use sha2::Digest as _;
-        Sha256Digest(sha2::Sha256::digest(bytes).into())
-    }
-}
-
-impl fmt::Display for Sha256Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex::encode(self.0))
-    }
-}
-
-impl fmt::Debug for Sha256Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sha256:{self}")
     }
 }
 
@@ -483,15 +451,5 @@ mod tests {
     fn floors_follow_the_design() {
         let floors = BackendChoice::ALL.map(BackendChoice::default_floor);
         assert_eq!(floors, [Tier::Kernel, Tier::Vm, Tier::Kernel, Tier::Container]);
-    }
-
-    #[test]
-    fn digests_are_read_in_both_forms() {
-        let hex = "E3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(Sha256Digest::parse(hex), Some(Sha256Digest::of(b"")));
-        assert_eq!(Sha256Digest::parse(&format!("sha256:{hex}")), Some(Sha256Digest::of(b"")));
-        for bad in ["", "sha256:", "sha512:00", &hex[1..], &format!("{hex}0"), &format!("sha256:sha256:{hex}")] {
-            assert_eq!(Sha256Digest::parse(bad), None);
-        }
     }
 }

@@ -146,6 +146,7 @@ impl Step {
             rootfs: self.rootfs,
             mounts: self.mounts,
             machine: None,
+            module: None,
             filesystem: Filesystem::None,
             deterministic: false,
             engines: self.engines,
@@ -188,7 +189,13 @@ impl Step {
             });
         }
         let required = BTreeSet::new();
-        let request = Request { backend: Backend::Gvisor, plan: &plan, floor: self.floor, required: &required };
+        let request = Request {
+            backend: Backend::Gvisor,
+            plan: &plan,
+            floor: self.floor,
+            required: &required,
+            on_dispatch: &|| {},
+        };
         let passage = gate::pass(request, dispatch, &mut output, &mut cancel).await;
         let written = output.finish();
         let text = |name: &str| String::from_utf8_lossy(&std::fs::read(logs.join(name)).unwrap()).into_owned();

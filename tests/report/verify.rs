@@ -224,3 +224,61 @@ fn a_fault_quotes_no_raw_text() {
         "{text}"
     );
 }
+
+/// A forger who also makes the digest of a rendering right.
+fn forge_rendering(root: &Path, name: &str, change: impl FnOnce(String) -> String) {
+    let path = root.join("report").join(name);
+    let text = change(fs::read_to_string(&path).unwrap());
+    fs::write(&path, &text).unwrap();
+    forge(root, |value| {
+        let files = value["renderings"].as_array_mut().unwrap();
+        let file = files.iter_mut().find(|file| file["path"] == name).unwrap();
+        file["bytes"] = text.len().into();
+        file["sha256"] = plimsoll::spec::Sha256Digest::of(text.as_bytes()).to_string().into();
+    });
+}
+
+#[test]
+fn a_rendering_that_says_something_else_is_found_though_its_digest_is_right() {
+    for sample in [samples::passed, samples::failed] {
+        for name in ["junit.xml", "summary.md", "report.html"] {
+            let root = tempfile::tempdir().unwrap();
+            sample().commit(root.path());
+            forge_rendering(root.path(), name, |text| text);
+            assert!(check(root.path()).consistent(), "{name}: an honest one");
+            forge_rendering(root.path(), name, |text| text.replacen("kernel", "vm", 1));
+            let faults = check(root.path()).faults;
+            assert!(faults.iter().any(|f| f.place == name && f.what.contains("record")), "{name}: {faults:?}");
+        }
+    }
+}
+
+#[test]
+fn a_record_that_was_changed_does_not_fit_its_renderings() {
+    let found = faults(samples::failed(), |value| value["steps"][0]["name"] = json!("Check the generated parser!"));
+    assert!(found.contains("junit.xml: does not say what the record says"), "{found}");
+}
+
+#[test]
+fn what_cannot_be_rendered_again_is_said() {
+    let root = tempfile::tempdir().unwrap();
+    samples::passed().commit(root.path());
+    // Without the outputs nobody knows the cases of the guest's own tests.
+    let verified = verify(&root.path().join("report"), None).unwrap();
+    assert!(verified.consistent(), "{:?}", verified.faults);
+    assert!(verified.unchecked.iter().any(|u| u.contains("guest's own tests")), "{:?}", verified.unchecked);
+    forge_rendering(root.path(), "summary.md", |text| text.replacen("kernel", "vm", 1));
+    assert!(!verify(&root.path().join("report"), None).unwrap().consistent(), "it shows no cases");
+    // Another version renders in its own way.
+    let root = tempfile::tempdir().unwrap();
+    samples::failed().commit(root.path());
+    forge(root.path(), |value| value["tool"]["version"] = json!("0.0.1"));
+    let verified = check(root.path());
+    assert!(verified.unchecked.iter().any(|u| u.contains("plimsoll 0.0.1")), "{:?}", verified.unchecked);
+}
+
+#[test]
+fn test_counts_that_no_output_file_has_are_a_fault() {
+    let found = faults(samples::passed(), |value| value["steps"][0]["guest_tests"]["total"] = json!(77));
+    assert!(found.contains("no output file has that many test cases"), "{found}");
+}

@@ -30,6 +30,11 @@ pub const TESTS: &[(&str, fn())] = &[
     ("a_trap_is_told_in_words", a_trap_is_told_in_words),
     ("a_stack_overflow_is_a_trap", a_stack_overflow_is_a_trap),
     ("a_memory_bomb_hits_the_memory_limit", a_memory_bomb_hits_the_memory_limit),
+    (
+        "what_compiling_was_allowed_is_taken_back_before_the_code_starts",
+        what_compiling_was_allowed_is_taken_back_before_the_code_starts,
+    ),
+    ("the_report_names_the_module_by_its_digest", the_report_names_the_module_by_its_digest),
     ("many_memories_share_the_memory_limit", many_memories_share_the_memory_limit),
     ("a_huge_table_is_refused", a_huge_table_is_refused),
     ("a_module_too_large_to_compile_within_the_limit_says_so", a_module_too_large_to_compile_within_the_limit_says_so),
@@ -46,7 +51,7 @@ pub const TESTS: &[(&str, fn())] = &[
 /// What the run's observations say of where its machine code came from.
 fn came_from_the_cache(ran: &Ran) -> bool {
     let words: Vec<String> = ran.passage.observations.iter().map(|o| o.fact.words()).collect();
-    words.iter().any(|w| w.ends_with("came from the cache"))
+    words.iter().any(|w| w.contains("came from the cache"))
 }
 
 fn a_text_module_runs_behind_a_proven_container() {
@@ -196,6 +201,37 @@ fn a_memory_bomb_hits_the_memory_limit() {
     assert_eq!((result.exit_code, result.limit_hit), (None, Some(LimitHit::Memory)), "{result:?}");
     assert!(result.peak_memory_bytes <= 64 << 20);
     assert!(ran.passage.usage.peak_memory_bytes.is_some_and(|peak| peak < 128 << 20), "{:?}", ran.passage.usage);
+}
+
+/// Bytes of memory that the kernel let the worker have when the guest's code had run.
+fn memory_at_the_end(ran: &Ran) -> u64 {
+    let words = ran.passage.observations.iter().map(|o| o.fact.words());
+    let mut numbers =
+        words.filter_map(|w| w.strip_suffix(" bytes")?.rsplit_once("RLIMIT_DATA of the worker was ")?.1.parse().ok());
+    numbers.next().expect("the limit is observed")
+}
+
+fn what_compiling_was_allowed_is_taken_back_before_the_code_starts() {
+    let guest = Guest::new(unique_module());
+    for turn in ["compiled", "cached"] {
+        let ran = guest.run();
+        // The limits have changed since they were judged, and only downwards.
+        assert_eq!(ran.boundary_held().exit_code(), 0);
+        assert!(ran.passage.changed.is_empty(), "{:?}", ran.passage.changed);
+        let limit = memory_at_the_end(&ran);
+        assert!((guest.memory..guest.memory + (128 << 20)).contains(&limit), "{turn}: {limit}");
+    }
+}
+
+fn the_report_names_the_module_by_its_digest() {
+    let module = unique_module();
+    let digest = hex::encode(Sha256::digest(&module));
+    let guest = Guest::new(module);
+    for _ in 0..2 {
+        let ran = guest.run();
+        let words: Vec<String> = ran.passage.observations.iter().map(|o| o.fact.words()).collect();
+        assert!(words.iter().any(|w| w.contains(&digest)), "{words:#?}");
+    }
 }
 
 fn many_memories_share_the_memory_limit() {
@@ -387,8 +423,8 @@ fn the_hello_example_says_hello() {
 
 /// CPython, 26 MB of module: compiled once within a runtime's default memory, then from the cache. The suite is an artifact's.
 fn python_runs_a_test_suite_from_the_artifact() {
-    let code = match plimsoll::backend::wasm::runtimes::read("python") {
-        Ok(code) => code,
+    let module = match plimsoll::backend::wasm::runtimes::open("python") {
+        Ok(module) => module,
         Err(help) => {
             let must = std::env::var("PLIMSOLL_MUST_WORK").unwrap_or_default();
             assert!(!must.split(',').any(|n| n == "wasm-python" || n == "all"), "python.wasm must be there: {help}");
@@ -397,7 +433,7 @@ fn python_runs_a_test_suite_from_the_artifact() {
         }
     };
     let suite = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/wasm-python"));
-    let mut guest = Guest::new(code).args(&["-m", "unittest", "-v"]).sees(suite, Filesystem::ReadOnly);
+    let mut guest = Guest::of_file(module).args(&["-m", "unittest", "-v"]).sees(suite, Filesystem::ReadOnly);
     guest.name = "python".to_owned();
     guest.memory = 1 << 30;
     guest.deadline = Duration::from_secs(600);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use plimsoll::backend::channel::CancelSignal;
 use plimsoll::backend::output::Written;
+use plimsoll::backend::wasm::ModuleFile;
 use plimsoll::backend::{Backend, Bounds, Engines, Output, Plan};
 use plimsoll::evidence::{ControlId, Status, Tier};
 use plimsoll::gate::{End, Passage, Request, pass};
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 /// A guest and what it may do.
 pub struct Guest {
     pub name: String,
-    pub code: Vec<u8>,
+    pub module: ModuleFile,
     pub args: Vec<String>,
     pub env: Vec<(String, String)>,
     pub memory: u64,
@@ -49,9 +50,13 @@ pub fn fixture(name: &str) -> Vec<u8> {
 
 impl Guest {
     pub fn new(code: impl Into<Vec<u8>>) -> Self {
+        Self::of_file(ModuleFile::of_bytes(&code.into()).unwrap())
+    }
+
+    pub fn of_file(module: ModuleFile) -> Self {
         Self {
             name: "guest.wasm".to_owned(),
-            code: code.into(),
+            module,
             args: Vec::new(),
             env: Vec::new(),
             memory: 64 << 20,
@@ -98,6 +103,7 @@ impl Guest {
             rootfs: None,
             machine: None,
             mounts: self.mounts.clone(),
+            module: Some(self.module.clone()),
             filesystem: self.filesystem,
             deterministic: self.deterministic,
             engines: Engines::default(),
@@ -108,7 +114,7 @@ impl Guest {
         Dispatch {
             program: Program::Wasm(WasmProgram {
                 name: self.name.clone(),
-                code: self.code.clone(),
+                code: Vec::new(),
                 precompiled: false,
                 want_compiled: false,
                 args: self.args.clone(),
@@ -149,7 +155,13 @@ impl Guest {
         let watcher = std::thread::spawn(move || meanwhile(cancel));
         let plan = self.plan(scratch.path());
         let required = BTreeSet::new();
-        let request = Request { backend: Backend::Wasm, plan: &plan, floor: self.floor, required: &required };
+        let request = Request {
+            backend: Backend::Wasm,
+            plan: &plan,
+            floor: self.floor,
+            required: &required,
+            on_dispatch: &|| {},
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let passage = runtime.block_on(pass(request, self.dispatch(), &mut output, &mut cancelled));
         watcher.join().unwrap();

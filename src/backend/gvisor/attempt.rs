@@ -93,7 +93,19 @@ impl Attempt {
             return Ok(());
         }
         let why = if said.is_empty() { what.to_owned() } else { format!("{what}: {said}") };
-        let help = if self.user_namespace && why.contains("operation not permitted") { PLAIN_USER } else { PLATFORM };
+        let denied = ["operation not permitted", "permission denied"].iter().any(|words| why.contains(words));
+        let help = if why.contains("no space left on device") && why.contains("fork/exec") {
+            // ENOSPC of a process that is to have a user namespace (clone(2)): the engine makes two more.
+            USER_NAMESPACES
+        } else if self.user_namespace && denied {
+            // Some hosts let a plain user make the namespace that we are in, and nothing that needs a right in it.
+            if let Err(Blocker { what, help }) = userns_probe(crate::backend::wasm::ENTRY) {
+                return Err(unavailable(what, &help));
+            }
+            PLAIN_USER
+        } else {
+            PLATFORM
+        };
         Err(unavailable(format!("runsc could not start a container on platform {}: {why}", self.platform), help))
     }
 
@@ -110,6 +122,8 @@ impl Attempt {
 /// What to do where namespaces are refused for a reason that has no name.
 const NAMESPACES: &str = "run plimsoll outside of the container, or give that CAP_SYS_ADMIN and a seccomp profile that allows \
                           unshare and mount";
+/// What to do where the engine may make no user namespace of its own.
+const USER_NAMESPACES: &str = "too few user namespaces are allowed: sudo sysctl -w user.max_user_namespaces=15000";
 /// What to do where an older release wants more than a plain user has.
 const PLAIN_USER: &str = "a plain user needs a runsc of June 2023 or later; or run plimsoll as root";
 /// What to do where the engine itself fails.
@@ -161,6 +175,17 @@ mod tests {
         assert!(help.contains("CAP_SYS_ADMIN"));
         one.learn(Stage::Procfs, "mount procfs", Some(libc::EPERM), "").unwrap();
         assert!(!one.pid_namespace);
+    }
+
+    #[test]
+    fn too_few_user_namespaces_are_named_and_no_other_platform() {
+        let log = "creating container: cannot create gofer process: gofer: fork/exec /proc/self/exe: no space left on device: \
+                   check whether /proc/sys/user/max_user_namespaces is set too low (gvisor.dev/issue/5964)";
+        for user_namespace in [true, false] {
+            let learnt = Attempt::new(None, user_namespace).learn(Stage::Engine, "runsc create", None, log);
+            let Err(PrepareError::Unavailable { help, .. }) = learnt else { panic!("{learnt:?}") };
+            assert!(help.contains("sysctl -w user.max_user_namespaces"), "{help}");
+        }
     }
 
     #[test]

@@ -248,14 +248,16 @@ fn landlock(visible: &[Visible], inherited: &[OwnedFd]) -> io::Result<String> {
         let path = PathFd::new(&seen.path).map_err(|e| io::Error::other(e.to_string()))?;
         ruleset = ruleset.add_rule(PathBeneath::new(path, access)).map_err(other)?;
     }
+    let mut planned = !visible.is_empty();
     for directory in inherited {
         if FileType::from_raw_mode(fstat(directory)?.st_mode).is_dir() {
+            planned = true;
             let access = AccessFs::from_all(abi) & !odd;
             ruleset = ruleset.add_rule(PathBeneath::new(directory, access)).map_err(other)?;
         }
     }
     let status = ruleset.restrict_self().map_err(other)?;
-    let scope = if visible.is_empty() && inherited.is_empty() { "no file at all" } else { "only the planned files" };
+    let scope = if planned { "only the planned files" } else { "no file at all" };
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => format!("Landlock admits {scope}"),
         RulesetStatus::PartiallyEnforced => format!("Landlock admits {scope}, as far as this kernel's version goes"),

@@ -11,8 +11,7 @@ use seccompiler::{
 
 use super::{Limits, Profile};
 
-/// What computing over a channel takes, measured with wasmtime compiling and running (signal-based traps, no copy on
-/// write, one thread).
+/// What computing over a channel takes, measured with wasmtime compiling and running (signal-based traps, one thread).
 const COMPUTE: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -86,7 +85,6 @@ const UNPACK: &[i64] = &[
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_sched_getaffinity,
-    libc::SYS_clone3,
     libc::SYS_ppoll,
     // A socket that was handed over; there is no way to make another.
     libc::SYS_sendto,
@@ -121,6 +119,20 @@ fn install_with(rules: Rules, otherwise: SeccompAction, matching: SeccompAction)
     apply_filter(&program).map_err(other)
 }
 
+/// A limit of the process's own `RLIMIT_DATA`.
+fn lower_data() -> io::Result<SeccompRule> {
+    let equals = |argument, value| SeccompCondition::new(argument, Len::Qword, Op::Eq, value).map_err(other);
+    SeccompRule::new(vec![equals(0, 0)?, equals(1, u64::from(libc::RLIMIT_DATA))?]).map_err(other)
+}
+
+/// Has a call fail as if this kernel did not know it. It takes a filter of its own; where two disagree, the kernel does
+/// what is worse for the caller, so the other one has to let it through.
+fn deny(rules: &mut Rules, call: i64) -> io::Result<()> {
+    rules.insert(call, Vec::new());
+    let errno = u32::try_from(libc::ENOSYS).unwrap_or_default();
+    install_with(Rules::from([(call, Vec::new())]), SeccompAction::Allow, SeccompAction::Errno(errno))
+}
+
 /// Installs the filter of a profile. Needs `NoNewPrivs`.
 pub(super) fn confine(profile: Profile) -> io::Result<()> {
     let lists: &[&[i64]] = match profile {
@@ -133,10 +145,21 @@ pub(super) fn confine(profile: Profile) -> io::Result<()> {
     rules.insert(libc::SYS_ioctl, vec![when(1, Op::Eq, libc::TCGETS)?]);
     // Read limits, set none.
     rules.insert(libc::SYS_prlimit64, vec![when(2, Op::Eq, 0)?]);
+    if profile == Profile::Compute {
+        // Ask for the size of an open file, and copy its descriptor: the memory file with compiled code.
+        let by_descriptor = u64::try_from(libc::AT_EMPTY_PATH).unwrap_or_default();
+        rules.insert(libc::SYS_statx, vec![when(2, Op::Eq, by_descriptor)?]);
+        let copy = u64::try_from(libc::F_DUPFD_CLOEXEC).unwrap_or_default();
+        rules.insert(libc::SYS_fcntl, vec![when(1, Op::Eq, copy)?]);
+    }
     match profile {
         Profile::Compute | Profile::Files => {
             rules.insert(libc::SYS_mmap, Vec::new());
             rules.insert(libc::SYS_mprotect, Vec::new());
+            // Lower the limit of one's own memory, once compiling is over; it cannot be raised again.
+            rules.entry(libc::SYS_prlimit64).or_default().push(lower_data()?);
+            // wasmtime would keep a memory's first content in a memory file, and does without where there are none.
+            deny(&mut rules, libc::SYS_memfd_create)?;
         }
         Profile::Unpack => {
             let exec = u64::try_from(libc::PROT_EXEC).unwrap_or_default();
@@ -146,9 +169,7 @@ pub(super) fn confine(profile: Profile) -> io::Result<()> {
             // said not to exist.
             let thread = u64::try_from(libc::CLONE_THREAD | libc::CLONE_VM).unwrap_or_default();
             rules.insert(libc::SYS_clone, vec![when(0, Op::MaskedEq(thread), thread)?]);
-            let errno = u32::try_from(libc::ENOSYS).unwrap_or_default();
-            let clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
-            install_with(clone3, SeccompAction::Allow, SeccompAction::Errno(errno))?;
+            deny(&mut rules, libc::SYS_clone3)?;
         }
     }
     install(rules)

@@ -1,7 +1,7 @@
 //! Compiled code, kept between runs.
 //!
 //! An entry belongs to one module under one configuration: its key is a digest of both. The runner stores what a jailed
-//! worker compiled and hands it to the next worker; it never looks into it. An entry that is not whole, not ours, or
+//! worker compiled and copies it for the next worker; it never looks into it. An entry that is not whole, not ours, or
 //! somebody else's to write is removed and made again.
 //!
 //! Trusts: the directory's owner. A worker that was taken over while it compiled a module can leave bad code for that
@@ -27,6 +27,8 @@ use crate::env::Env;
 const MAGIC: &[u8; 16] = b"plimsoll-code-1\n";
 /// Magic, key, digest of the content, its length.
 const HEADER: usize = 16 + 32 + 32 + 8;
+/// How much is read and hashed at once, bytes: what stays in the processor's cache.
+const PIECE: usize = 256 << 10;
 /// Largest entry, bytes.
 const MAX_ENTRY: u64 = 400 << 20;
 /// Size of the whole cache, bytes; the entries used longest ago go first.
@@ -41,10 +43,9 @@ const UNFINISHED_ENTRY: &str = ".new";
 pub struct Key([u8; 32]);
 
 impl Key {
-    /// The key of a module under a configuration.
+    /// The key of the module with this digest under a configuration.
     #[must_use]
-    pub fn new(module: &[u8], fingerprint: &[u8; 32]) -> Self {
-        let module = Sha256::digest(module);
+    pub fn new(module: &[u8; 32], fingerprint: &[u8; 32]) -> Self {
         Self(Sha256::new().chain_update(MAGIC).chain_update(module).chain_update(fingerprint).finalize().into())
     }
 
@@ -84,21 +85,24 @@ impl Cache {
         Ok(Self { directory, max_total: MAX_TOTAL })
     }
 
-    /// The code stored under a key. An entry that is damaged or not ours is removed.
-    #[must_use]
-    pub fn load(&self, key: &Key) -> Option<Vec<u8>> {
-        match self.read(key) {
-            Ok(code) => Some(code),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+    /// Writes the code stored under a key to an empty file; says whether there was some. An entry that is damaged or not
+    /// ours is removed, and the file is empty again.
+    pub fn load(&self, key: &Key, into: &File) -> bool {
+        match self.copy(key, into) {
+            Ok(()) => true,
             Err(e) => {
-                tracing::debug!(key = key.file(), error = %e, "dropping an entry of the code cache");
-                self.remove(key);
-                None
+                if e.kind() != io::ErrorKind::NotFound {
+                    tracing::debug!(key = key.file(), error = %e, "dropping an entry of the code cache");
+                    self.remove(key);
+                }
+                let _ = into.set_len(0);
+                false
             }
         }
     }
 
-    fn read(&self, key: &Key) -> io::Result<Vec<u8>> {
+    /// What is written is what was hashed: each piece is read once.
+    fn copy(&self, key: &Key, mut into: &File) -> io::Result<()> {
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut file = File::from(openat(&self.directory, key.file(), flags, Mode::empty())?);
@@ -106,21 +110,34 @@ impl Cache {
         if !FileType::from_raw_mode(stat.st_mode).is_file() || !ours(&stat) {
             return Err(invalid("not a file that only we can write"));
         }
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        if size > MAX_ENTRY + HEADER as u64 {
+        if u64::try_from(stat.st_size).unwrap_or(0) > MAX_ENTRY + HEADER as u64 {
             return Err(invalid("too large"));
         }
         let mut header = [0u8; HEADER];
         file.read_exact(&mut header)?;
-        let mut code = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
-        (&file).take(MAX_ENTRY).read_to_end(&mut code)?;
-        if header != Self::header(key, &Sha256::digest(&code).into(), code.len() as u64) {
+        let (mut hasher, mut length) = (Sha256::new(), 0u64);
+        let mut piece = vec![0u8; PIECE];
+        loop {
+            let n = match file.read(&mut piece) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            length += n as u64;
+            if length > MAX_ENTRY {
+                return Err(invalid("too large"));
+            }
+            hasher.update(&piece[..n]);
+            into.write_all(&piece[..n])?;
+        }
+        if header != Self::header(key, &hasher.finalize().into(), length) {
             return Err(invalid("damaged"));
         }
         // Used now: it goes last when room is needed.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let _ = futimens(&file, &Timestamps { last_access: now, last_modification: now });
-        Ok(code)
+        Ok(())
     }
 
     fn header(key: &Key, digest: &[u8; 32], length: u64) -> [u8; HEADER] {
@@ -231,12 +248,23 @@ fn make_room(directory: &OwnedFd, max_total: u64, keep: &str) -> io::Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use std::io::Seek;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
     fn key(module: &[u8]) -> Key {
-        Key::new(module, &[7; 32])
+        Key::new(&Sha256::digest(module).into(), &[7; 32])
+    }
+
+    fn load(cache: &Cache, key: &Key) -> Option<Vec<u8>> {
+        let mut into = tempfile::tempfile().unwrap();
+        let found = cache.load(key, &into);
+        let mut code = Vec::new();
+        into.rewind().unwrap();
+        into.read_to_end(&mut code).unwrap();
+        assert!(found || code.is_empty(), "what does not count is not left behind");
+        found.then_some(code)
     }
 
     fn put(cache: &Cache, module: &[u8], code: &[u8]) {
@@ -252,9 +280,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("made/on/the/way")).unwrap();
         put(&cache, b"module", b"compiled code");
-        assert_eq!(cache.load(&key(b"module")).unwrap(), b"compiled code");
-        assert_eq!(cache.load(&key(b"another module")), None);
-        assert_eq!(cache.load(&Key::new(b"module", &[8; 32])), None, "another configuration");
+        assert_eq!(load(&cache, &key(b"module")).unwrap(), b"compiled code");
+        assert_eq!(load(&cache, &key(b"another module")), None);
+        assert_eq!(load(&cache, &Key::new(&Sha256::digest(b"module").into(), &[8; 32])), None, "another configuration");
     }
 
     #[test]
@@ -268,15 +296,15 @@ mod tests {
             let mut damaged = whole.clone();
             damaged[byte] ^= 1 << (byte % 8);
             std::fs::write(&file, &damaged).unwrap();
-            assert_eq!(cache.load(&key(b"m")), None, "byte {byte}");
+            assert_eq!(load(&cache, &key(b"m")), None, "byte {byte}");
             assert!(!file.exists(), "byte {byte}");
         }
         for length in [0, 1, HEADER - 1, HEADER, whole.len() - 1] {
             std::fs::write(&file, &whole[..length]).unwrap();
-            assert_eq!(cache.load(&key(b"m")), None, "cut to {length}");
+            assert_eq!(load(&cache, &key(b"m")), None, "cut to {length}");
         }
         std::fs::write(&file, &whole).unwrap();
-        assert_eq!(cache.load(&key(b"m")).unwrap(), b"code");
+        assert_eq!(load(&cache, &key(b"m")).unwrap(), b"code");
     }
 
     #[test]
@@ -285,7 +313,7 @@ mod tests {
         let cache = Cache::at(dir.path()).unwrap();
         put(&cache, b"evil", b"evil code");
         std::fs::rename(dir.path().join(key(b"evil").file()), dir.path().join(key(b"good").file())).unwrap();
-        assert_eq!(cache.load(&key(b"good")), None);
+        assert_eq!(load(&cache, &key(b"good")), None);
     }
 
     #[test]
@@ -297,10 +325,10 @@ mod tests {
         let elsewhere = dir.path().join("elsewhere");
         std::fs::rename(&file, &elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &file).unwrap();
-        assert_eq!(cache.load(&key(b"m")), None);
+        assert_eq!(load(&cache, &key(b"m")), None);
         std::fs::copy(&elsewhere, &file).unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
-        assert_eq!(cache.load(&key(b"m")), None);
+        assert_eq!(load(&cache, &key(b"m")), None);
     }
 
     #[test]
@@ -342,7 +370,7 @@ mod tests {
         old("dead.new", 1000);
         std::fs::write(dir.path().join("alive.new"), "").unwrap();
         // Reading makes the oldest the youngest.
-        assert!(cache.load(&key(b"1")).is_some());
+        assert!(load(&cache, &key(b"1")).is_some());
         put(&cache, b"4", &[0; 100]);
         let left = |module: &[u8]| dir.path().join(key(module).file()).exists();
         assert_eq!([left(b"1"), left(b"2"), left(b"3"), left(b"4")], [true, false, true, true]);

@@ -16,13 +16,15 @@ pub const EPOCH_MS: u64 = 100;
 
 /// The engine's configuration.
 ///
-/// Compilation stays on one thread (the feature that makes it parallel is not built in) and nothing maps files: the jail allows neither. Traps come as signals, which makes
-/// guest code faster and takes no system call but those the jail allows.
+/// Compilation stays on one thread (the feature that makes it parallel is not built in), since the jail allows no second.
+/// A memory's first content is mapped from the memory file that cached code comes in, and copied from a module compiled
+/// just now: the jail lets it make no memory file. Traps come as signals, which makes guest code faster and takes no
+/// system call but those the jail allows.
 fn config(deterministic: bool) -> Config {
     let mut config = Config::new();
     config
         .signals_based_traps(true)
-        .memory_init_cow(false)
+        .memory_init_cow(true)
         .epoch_interruption(true)
         .max_wasm_stack(GUEST_STACK)
         .async_stack_size(FIBER_STACK)

@@ -6,14 +6,17 @@
 //!
 //! The boundary is a process with its own namespaces, ids, root, limits and filter (`container`); wasmtime's own
 //! sandbox is a second line inside it and counts for nothing in the tier. Limits: the step's memory bounds the guest's
-//! linear memories and tables together; the process has that and a fixed allowance for the compiler, which the kernel
-//! enforces.
+//! linear memories and tables together. The kernel bounds the process: to that and a fixed allowance for the compiler, and
+//! once the code is compiled or loaded to little more than the step's memory.
 
 use std::io;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use plimsoll_guest::{Dispatch, Filesystem, Program};
+use sha2::{Digest, Sha256};
 use tokio::net::unix::pipe::{Receiver, Sender};
 
 use super::channel::{Cancel, Channel, Ended, Outcome};
@@ -25,8 +28,12 @@ use crate::evidence::observe::{Boundary, Expectation, Snapshot, holders};
 use crate::evidence::{Admission, ControlId, Fact, Observation};
 
 use cache::{Cache, Entry, Key};
+use code::Handover;
+
+pub use code::ModuleFile;
 
 mod cache;
+mod code;
 mod engine;
 mod limiter;
 mod observe;
@@ -65,9 +72,30 @@ pub struct Wasm {
     _lease: Lease,
     expected: Expectation,
     boundary: Option<Boundary>,
-    cache: Result<Cache, String>,
+    cache: Result<Arc<Cache>, String>,
+    fetching: Option<JoinHandle<io::Result<Code>>>,
+    code: Option<Code>,
     code_origin: CodeOrigin,
     usage: Usage,
+}
+
+/// The guest's program, ready to be handed over.
+#[derive(Debug)]
+struct Code {
+    /// SHA-256 of the module.
+    module: [u8; 32],
+    /// The key of its compiled code, unless there is no cache.
+    key: Option<Key>,
+    form: Form,
+}
+
+/// In which form a worker gets it.
+#[derive(Debug)]
+enum Form {
+    /// The module itself, to be compiled.
+    Module(Vec<u8>),
+    /// Compiled, in the memory file that the worker can read.
+    Compiled,
 }
 
 /// Where the guest's machine code comes from.
@@ -97,7 +125,18 @@ impl Wasm {
     /// # Errors
     /// As [`PrepareError`] says; nothing is left behind.
     pub async fn prepare(plan: &Plan) -> Result<Self, PrepareError> {
-        let spec = spec(plan);
+        let cache = match cache::place(&Env::process()) {
+            Some(place) => Cache::at(&place).map_err(|e| format!("off: {e}")),
+            None => Err("off: there is no cache directory".to_owned()),
+        };
+        let (handover, reader) = Handover::new().map_err(PrepareError::io("make a memory file"))?;
+        let spec = Spec { inherit: vec![reader], ..spec(plan) };
+        let cache = cache.map(Arc::new);
+        // Meanwhile: a large module takes longer to hash than a jail to build and to observe.
+        let fetching = plan.module.clone().map(|module| {
+            let (deterministic, cache) = (plan.deterministic, cache.as_ref().ok().map(Arc::clone));
+            std::thread::spawn(move || fetch(&module, deterministic, cache.as_deref(), &handover))
+        });
         let jailed = tokio::task::spawn_blocking(move || Jail::spawn(spec))
             .await
             .map_err(|e| PrepareError::io("build the worker's jail")(io::Error::other(e)))?
@@ -112,10 +151,6 @@ impl Wasm {
             Ok(Channel::new(reader, writer, inodes.to_vec()))
         })()
         .map_err(PrepareError::io("open the worker's channel"))?;
-        let cache = match cache::place(&Env::process()) {
-            Some(place) => Cache::at(&place).map_err(|e| format!("off: {e}")),
-            None => Err("off: there is no cache directory".to_owned()),
-        };
         Ok(Self {
             channel,
             inodes,
@@ -129,6 +164,8 @@ impl Wasm {
             _lease: lease,
             boundary: None,
             cache,
+            fetching,
+            code: None,
             code_origin: CodeOrigin::Compiled,
             usage: Usage::default(),
         })
@@ -151,8 +188,11 @@ impl Wasm {
                 self.usage.peak_memory_bytes = observe::memory(boundary).1;
                 let later = Snapshot::take(&boundary.process)?;
                 let mut seen = boundary.snapshot.changes(&later);
-                let what = self.code_origin.words().to_owned();
+                let module =
+                    self.code.as_ref().map(|code| format!(" (SHA-256 of the module: {})", hex::encode(code.module)));
+                let what = format!("{}{}", self.code_origin.words(), module.unwrap_or_default());
                 seen.push(Observation::host(Fact::Remark { control: ControlId::BinaryIdentity, what }));
+                seen.extend(observe::memory_while_running(boundary));
                 Ok(seen)
             }
             (Phase::After, None) => Err(io::Error::other("the boundary was not observed before")),
@@ -163,9 +203,24 @@ impl Wasm {
                 seen.extend(observe::worker(&boundary, &self.plan, &self.landlock, self.has_scratch()));
                 self.usage.boundary_memory_bytes = observe::memory(&boundary).0;
                 self.boundary = Some(boundary);
+                self.have_code()?;
                 Ok(seen)
             }
         }
+    }
+
+    /// Waits until the program is there to be handed over.
+    fn have_code(&mut self) -> io::Result<()> {
+        let Some(fetching) = self.fetching.take() else { return Ok(()) };
+        let fetched = fetching.join().unwrap_or_else(|_| Err(io::Error::other("its reader broke")));
+        let code = fetched.map_err(|e| io::Error::new(e.kind(), format!("the program cannot be read: {e}")))?;
+        self.code_origin = match &code {
+            Code { form: Form::Compiled, .. } => CodeOrigin::Cached,
+            Code { key: Some(_), .. } => CodeOrigin::Kept,
+            _ => CodeOrigin::Compiled,
+        };
+        self.code = Some(code);
+        Ok(())
     }
 
     fn has_scratch(&self) -> bool {
@@ -181,7 +236,15 @@ impl Wasm {
         deadline: Duration,
         cancel: &mut Cancel,
     ) -> Outcome {
-        let key = self.consult_cache(&mut dispatch);
+        if let Program::Wasm(program) = &mut dispatch.program {
+            match self.code.as_mut().map(|code| &mut code.form) {
+                Some(Form::Module(module)) => program.code = std::mem::take(module),
+                Some(Form::Compiled) => program.precompiled = true,
+                None => {}
+            }
+            program.want_compiled = self.code_origin == CodeOrigin::Kept;
+        }
+        let key = self.code.as_ref().and_then(|code| code.key);
         let mut keeping: Option<Entry> = match (&key, self.code_origin) {
             (Some(key), CodeOrigin::Kept) => self.cache.as_ref().ok().and_then(|cache| cache.begin(*key).ok()),
             _ => None,
@@ -208,27 +271,6 @@ impl Wasm {
             _ => {}
         }
         outcome
-    }
-
-    /// Replaces the module by compiled code if there is some, or asks for it. The key is of what was dispatched.
-    fn consult_cache(&mut self, dispatch: &mut Dispatch) -> Option<Key> {
-        let Program::Wasm(program) = &mut dispatch.program else { return None };
-        let cache = self.cache.as_ref().ok()?;
-        // Building an engine here parses nothing; it only tells what the worker's engine will be.
-        let engine = engine::engine(program.deterministic).ok()?;
-        let key = Key::new(&program.code, &engine::fingerprint(&engine));
-        match cache.load(&key) {
-            Some(code) => {
-                program.code = code;
-                program.precompiled = true;
-                self.code_origin = CodeOrigin::Cached;
-            }
-            None => {
-                program.want_compiled = true;
-                self.code_origin = CodeOrigin::Kept;
-            }
-        }
-        Some(key)
     }
 
     /// How a worker that is gone ended, as far as the host can tell.
@@ -316,6 +358,26 @@ impl Wasm {
         let looked_for = ["the worker and its parent", "processes that hold the channel"].map(str::to_owned).to_vec();
         vec![Observation::host(Fact::Leftovers { looked_for, found })]
     }
+}
+
+/// Gets the program ready: compiled code out of the cache if it is there, or else the module. The key is of what is
+/// dispatched.
+fn fetch(module: &ModuleFile, deterministic: bool, cache: Option<&Cache>, handover: &Handover) -> io::Result<Code> {
+    // Building an engine here parses nothing; it only tells what the worker's engine will be.
+    let fingerprint = engine::engine(deterministic).ok().map(|engine| engine::fingerprint(&engine));
+    let known = cache.zip(fingerprint);
+    if let Some((cache, fingerprint)) = known {
+        let module = module.sha256()?;
+        let key = Key::new(&module, &fingerprint);
+        if cache.load(&key, handover.file()) {
+            handover.seal()?;
+            return Ok(Code { module, key: Some(key), form: Form::Compiled });
+        }
+    }
+    let bytes = module.read()?;
+    let module: [u8; 32] = Sha256::digest(&bytes).into();
+    let key = known.map(|(_, fingerprint)| Key::new(&module, &fingerprint));
+    Ok(Code { module, key, form: Form::Module(bytes) })
 }
 
 /// Finds the worker by its channel. Another part of the runner may be forking just now: such a copy holds every

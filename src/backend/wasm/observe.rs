@@ -22,7 +22,16 @@ pub fn worker(boundary: &Boundary, plan: &Plan, landlock: &str, disk: bool) -> V
             "the filter admits memory, time and the channel; no file, socket, process or thread".to_owned()
         },
     });
+    let bound = format!("wasmtime bounds the guest's own memories and tables to {} bytes", plan.bounds.memory_bytes);
+    facts.push(Fact::Configured { control: ControlId::MemoryLimit, what: bound });
     facts.into_iter().map(Observation::host).collect()
+}
+
+/// The limit that was in force while the guest's code ran, seen while the worker still waits after it.
+pub fn memory_while_running(boundary: &Boundary) -> Option<Observation> {
+    let limit = soft_limit(&boundary.process.text("limits").ok()?, "Max data size")?;
+    let what = format!("when the guest's code had run, RLIMIT_DATA of the worker was {limit} bytes");
+    Some(Observation::host(Fact::Remark { control: ControlId::MemoryLimit, what }))
 }
 
 /// What a worker may have open and see.
@@ -80,7 +89,7 @@ fn limits(boundary: &Boundary, plan: &Plan, disk: bool) -> Vec<Fact> {
             ControlId::MemoryLimit,
             plan.bounds.memory_bytes.saturating_add(super::COMPILER),
             "Max data size",
-            "RLIMIT_DATA (the step's memory and a fixed allowance for the compiler)",
+            "RLIMIT_DATA of the whole worker (the step's memory, and 256 MiB for compiling until the code starts)",
         ),
         limit(ControlId::PidsLimit, plan.bounds.pids, "Max processes", "RLIMIT_NPROC"),
         cpu(boundary, plan, &text),

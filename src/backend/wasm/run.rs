@@ -1,7 +1,10 @@
 //! One run of a guest inside the worker: compile or load, check imports, instantiate, start, and say how it ended.
 
+use std::fs::File;
+
 use plimsoll_guest::wire::write_message;
 use plimsoll_guest::{Dispatch, FromGuest, GuestResult, LimitHit, MAX_CHUNK, WasmProgram};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wasmtime::component::{Component, Linker as ComponentLinker, ResourceTable};
 use wasmtime::{Engine, Linker, Module, Precompiled, Store, Trap, WasmBacktrace};
 use wasmtime_wasi::p1::WasiP1Ctx;
@@ -9,13 +12,15 @@ use wasmtime_wasi::p2::bindings::CommandPre;
 use wasmtime_wasi::{I32Exit, WasiCtx, WasiCtxView, WasiView};
 
 use super::limiter::Budget;
-use super::{engine, wasi};
+use super::{code, engine, wasi};
 use crate::backend::jail::{Inside, Wire};
 use crate::backend::sys;
 
 /// Fuel for each millisecond of the time limit: little enough that a host of any speed burns it before the time is over,
 /// so that a deterministic run ends the same way everywhere.
 const FUEL_PER_MS: u64 = 20_000;
+/// What serving a guest takes, bytes: its stack, buffers, tables of open files, seeded randomness.
+const SERVING: u64 = 32 << 20;
 /// Longest message about a trap, bytes; names in it are the guest's.
 const MAX_MESSAGE: usize = 2048;
 /// First words of the message about compiled code that cannot be used, by which the runner knows to drop it.
@@ -65,9 +70,11 @@ struct Used {
 }
 
 /// Runs the dispatched program to its end.
-pub fn run(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram) -> GuestResult {
+///
+/// `handed` is the memory file with compiled code, if there is any.
+pub fn run(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, handed: Option<File>) -> GuestResult {
     let mut used = Used::default();
-    let ended = attempt(inside, dispatch, program, &mut used);
+    let ended = attempt(inside, dispatch, program, handed, &mut used);
     let mut result = GuestResult {
         exit_code: None,
         signal: None,
@@ -98,10 +105,20 @@ pub fn run(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram) -> Guest
     result
 }
 
-fn attempt(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, used: &mut Used) -> Result<i32, Fault> {
+fn attempt(
+    inside: &Inside,
+    dispatch: &Dispatch,
+    program: &WasmProgram,
+    handed: Option<File>,
+    used: &mut Used,
+) -> Result<i32, Fault> {
     let engine = engine::engine(program.deterministic)?;
     super::worker::tick(&engine)?;
-    let loaded = load(&engine, program)?;
+    let loaded = match handed {
+        Some(file) if program.precompiled => load(&engine, file).map_err(|e| e.context(STALE))?,
+        _ => compile(&engine, program)?,
+    };
+    confine_memory(dispatch).map_err(wasmtime::Error::from)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -116,18 +133,35 @@ fn attempt(inside: &Inside, dispatch: &Dispatch, program: &WasmProgram, used: &m
     })
 }
 
-/// Compiles what was sent, or loads it if it is compiled. Sends compiled code back if the runner wants it.
-fn load(engine: &Engine, program: &WasmProgram) -> wasmtime::Result<Loaded> {
-    if program.precompiled {
-        let code = program.code.as_slice();
-        let loaded = match Engine::detect_precompiled(code) {
-            Some(Precompiled::Component) => {
-                sys::load_compiled(Component::deserialize, engine, code).map(Loaded::Component)
+/// What compiling was allowed is given back: from here on the kernel admits the step's memory and what this process needs
+/// to serve it, on top of what is in use.
+fn confine_memory(dispatch: &Dispatch) -> std::io::Result<()> {
+    let before = getrlimit(Resource::Data);
+    let enough = sys::data_in_use()?.saturating_add(dispatch.limits.memory_bytes).saturating_add(SERVING);
+    let limit = before.maximum.map_or(enough, |maximum| maximum.min(enough));
+    Ok(setrlimit(Resource::Data, Rlimit { current: Some(limit), maximum: Some(limit) })?)
+}
+
+/// Loads compiled code. A module's is mapped, so that only what runs is read.
+fn load(engine: &Engine, file: File) -> wasmtime::Result<Loaded> {
+    let again = file.try_clone()?;
+    match sys::load_compiled(Module::deserialize_open_file, engine, file) {
+        Ok(module) => Ok(Loaded::Module(module)),
+        // It is a component, which cannot be loaded from an open file; or this host lets nobody map one to execute.
+        Err(_) => {
+            let code = code::read_handed_over(&again)?;
+            match Engine::detect_precompiled(&code) {
+                Some(Precompiled::Component) => {
+                    sys::load_compiled(Component::deserialize, engine, code.as_slice()).map(Loaded::Component)
+                }
+                _ => sys::load_compiled(Module::deserialize, engine, code.as_slice()).map(Loaded::Module),
             }
-            _ => sys::load_compiled(Module::deserialize, engine, code).map(Loaded::Module),
-        };
-        return loaded.map_err(|e| e.context(STALE));
+        }
     }
+}
+
+/// Compiles what was sent, and sends compiled code back if the runner wants it.
+fn compile(engine: &Engine, program: &WasmProgram) -> wasmtime::Result<Loaded> {
     let binary = wat::parse_bytes(&program.code).map_err(|e| wasmtime::Error::msg(format!("not a module: {e}")))?;
     // Bytes 4 to 8 are version and layer; layer 1 is a component (component-model/design/mvp/Binary.md).
     let loaded = if binary.get(6..8) == Some(&[1, 0]) {

@@ -4,9 +4,9 @@
 //! jail, and the report names its digest.
 
 use std::fs::File;
-use std::io::{self, Read};
 use std::path::PathBuf;
 
+use super::ModuleFile;
 use crate::env::{Env, Var};
 
 /// Largest runtime, bytes.
@@ -35,11 +35,11 @@ pub fn find(name: &str, env: &Env) -> Option<PathBuf> {
     directories(env).into_iter().map(|d| d.join(format!("{name}.wasm"))).find(|file| file.is_file())
 }
 
-/// Reads a runtime by its name.
+/// Opens a runtime by its name.
 ///
 /// # Errors
 /// What to do about one that is missing or cannot be read.
-pub fn read(name: &str) -> Result<Vec<u8>, String> {
+pub fn open(name: &str) -> Result<ModuleFile, String> {
     let env = Env::process();
     let Some(path) = find(name, &env) else {
         let first = directories(&env).into_iter().next().unwrap_or_default();
@@ -48,16 +48,11 @@ pub fn read(name: &str) -> Result<Vec<u8>, String> {
             first.join(format!("{name}.wasm")).display()
         ));
     };
-    let whole = || -> io::Result<Vec<u8>> {
-        let mut code = Vec::new();
-        File::open(&path)?.take(MAX_RUNTIME + 1).read_to_end(&mut code)?;
-        Ok(code)
-    };
-    match whole() {
-        Ok(code) if code.len() as u64 > MAX_RUNTIME => {
+    match File::open(&path).and_then(ModuleFile::new) {
+        Ok(module) if module.bytes() > MAX_RUNTIME => {
             Err(format!("{} is larger than {MAX_RUNTIME} bytes", path.display()))
         }
-        Ok(code) => Ok(code),
+        Ok(module) => Ok(module),
         Err(e) => Err(format!("{} cannot be read: {e}", path.display())),
     }
 }

@@ -39,15 +39,17 @@ pub fn tick(engine: &Engine) -> wasmtime::Result<()> {
 
 /// The worker's entry, jailed already.
 #[must_use]
-pub fn main(inside: Inside) -> ExitCode {
-    match report_faults().and_then(|()| serve(&inside)) {
+pub fn main(mut inside: Inside) -> ExitCode {
+    // Where compiled code will be, if there is any.
+    let handed = inside.inherited.pop().map(File::from);
+    match report_faults().and_then(|()| serve(&inside, handed)) {
         // The runner closed the channel or let us go.
         Ok(()) | Err(FrameError::Closed) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn serve(inside: &Inside) -> Result<(), FrameError> {
+fn serve(inside: &Inside, mut handed: Option<File>) -> Result<(), FrameError> {
     loop {
         match read_message(&mut Wire, MAX_TO_GUEST)? {
             ToGuest::Challenge { nonce } => {
@@ -58,7 +60,7 @@ fn serve(inside: &Inside) -> Result<(), FrameError> {
                 )?;
             }
             ToGuest::Dispatch(dispatch) => {
-                let result = carry_out(inside, &dispatch)?;
+                let result = carry_out(inside, &dispatch, handed.take())?;
                 write_message(&mut Wire, &FromGuest::Result(result))?;
             }
             ToGuest::Release => return Ok(()),
@@ -66,11 +68,11 @@ fn serve(inside: &Inside) -> Result<(), FrameError> {
     }
 }
 
-fn carry_out(inside: &Inside, dispatch: &Dispatch) -> Result<GuestResult, FrameError> {
+fn carry_out(inside: &Inside, dispatch: &Dispatch, handed: Option<File>) -> Result<GuestResult, FrameError> {
     let Program::Wasm(program) = &dispatch.program else {
         return Ok(failed("this boundary runs WebAssembly only", None));
     };
-    let mut result = run::run(inside, dispatch, program);
+    let mut result = run::run(inside, dispatch, program, handed);
     if program.filesystem == Filesystem::Work && inside.visible.iter().any(|v| v.path == wasi::WORKSPACE) {
         let workspace = File::open(wasi::WORKSPACE).map_err(FrameError::Io)?;
         if result.exit_code != Some(0) && result.limit_hit.is_none() && is_full(&workspace) {

@@ -8,7 +8,7 @@ use super::style::{self, Style};
 use crate::evidence::{Origin, Status};
 use crate::exit::Exit;
 use crate::gate::Dispatched;
-use crate::report::{Report, StepReport, Verdict};
+use crate::report::{Report, ResultRecord, StepReport, Verdict};
 use crate::text::{LogTarget, Untrusted};
 
 /// Longest text of a step's shown in a line, bytes.
@@ -283,6 +283,11 @@ fn headline(step: &StepReport) -> String {
 pub fn sentence(step: &StepReport) -> String {
     let why = match (&step.refusal, &step.result) {
         (Some(refusal), _) => format!(": {}", refusal.message),
+        (None, Some(ResultRecord { message: Some(message), timed_out, limit_hit, .. }))
+            if *timed_out || limit_hit.is_some() =>
+        {
+            format!(": {message}")
+        }
         (None, Some(result)) if result.timed_out => ": ended at the deadline".to_owned(),
         (None, Some(result)) => match (result.exit_code, result.signal) {
             (_, Some(signal)) => format!(": signal {signal}"),

@@ -91,7 +91,7 @@ fn a_policy_that_lists_kernels_lets_only_those_in() {
     let listed = |content: &[u8]| {
         let mut bytes = [0; 32];
         hex::decode_to_slice(digest(content), &mut bytes).unwrap();
-        Kernel::Path { path: path.clone(), listed: Some(BTreeSet::from([Sha256Digest(bytes)])) }
+        Kernel::Path { path: path.clone(), listed: Some(BTreeSet::from([Sha256Digest::from_bytes(bytes)])) }
     };
     host.prepare(&listed(&elf("5.10.0")), b"agent").unwrap();
     let refused = host.prepare(&listed(b"another"), b"agent").unwrap_err();

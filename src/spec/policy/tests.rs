@@ -9,17 +9,13 @@ use proptest::prelude::*;
 
 use super::trust::is_identity;
 use super::*;
+use crate::evidence::ControlId;
 use crate::spec::load::SpecFile;
 use crate::spec::{Limits, Overrides, Surroundings};
 
 /// A policy of this text that is in force, as if read from the fixed path.
 fn policy(text: &str) -> Policy {
-    let source = Source::from_bytes(Path::new(POLICY_FILE), text.as_bytes().to_vec()).unwrap();
-    let rules = Rules::parse(&source).unwrap_or_else(|error| panic!("{error}"));
-    Policy {
-        effect: Effect::Applied,
-        loaded: Some(Loaded { source, sha256: Sha256Digest::of(text.as_bytes()), rules }),
-    }
+    Policy::of_text(text)
 }
 
 fn malformed(text: &str) -> String {

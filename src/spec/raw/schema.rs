@@ -77,6 +77,23 @@ impl JsonSchema for RawArtifact {
     }
 }
 
+/// A file has steps, and each has a command unless the defaults do.
+pub(super) fn what_runs(schema: &mut Schema) {
+    if let Some(Value::Array(required)) = schema.get_mut("required") {
+        required.push(json!("steps"));
+    }
+    if let Some(steps) = schema.get_mut("properties").and_then(|properties| properties.get_mut("steps"))
+        && let Some(steps) = steps.as_object_mut()
+    {
+        steps.insert("minItems".into(), json!(1));
+    }
+    schema.insert(
+        "if".into(),
+        json!({ "required": ["defaults"], "properties": { "defaults": { "required": ["run"] } } }),
+    );
+    schema.insert("else".into(), json!({ "properties": { "steps": { "items": { "required": ["run"] } } } }));
+}
+
 pub(super) fn version(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "const": 1 })
 }
@@ -130,6 +147,9 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
+    use crate::spec::place::Source;
+    use crate::spec::raw::RawStep;
+    use crate::spec::{SpecFile, Surroundings};
 
     fn committed(file: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("schema").join(file)
@@ -197,7 +217,23 @@ mod tests {
             }
             _ => true,
         };
-        any("anyOf") && any("oneOf") && kinds && reference && words && constant && items && keys && required
+        let least = schema.get("minItems").and_then(Value::as_u64);
+        let enough = least.is_none_or(|least| value.as_array().is_none_or(|items| items.len() as u64 >= least));
+        let otherwise = match (schema.get("if"), schema.get("else")) {
+            (Some(condition), Some(otherwise)) => admits(root, condition, value) || admits(root, otherwise, value),
+            _ => true,
+        };
+        enough
+            && otherwise
+            && any("anyOf")
+            && any("oneOf")
+            && kinds
+            && reference
+            && words
+            && constant
+            && items
+            && keys
+            && required
     }
 
     #[test]
@@ -224,7 +260,19 @@ mod tests {
         ] {
             assert!(!step(&with(bad.clone())), "{bad}");
         }
-        assert!(!step(&json!({ "version": 2, "steps": [] })));
+        assert!(!step(&json!({ "version": 2, "steps": [{ "run": "x" }] })));
+        for nothing in [
+            json!({ "version": 1 }),
+            json!({ "version": 1, "steps": [] }),
+            json!({ "version": 1, "steps": [{ "name": "x" }] }),
+            json!({ "version": 1, "defaults": { "shell": "sh" }, "steps": [{ "run": "x" }, {}] }),
+        ] {
+            assert!(!step(&nothing), "{nothing}");
+            let file = Source::from_bytes(Path::new("x.yml"), nothing.to_string().into_bytes()).unwrap();
+            let steps = SpecFile::parse(&file).and_then(|f| f.steps(&RawStep::default(), 1, &Surroundings::default()));
+            assert!(steps.is_err(), "{nothing}");
+        }
+        assert!(step(&json!({ "version": 1, "defaults": { "run": "x" }, "steps": [{ "name": "y" }] })));
         assert!(!step(&json!({ "steps": [{ "run": "x" }] })));
         let schema = policy_schema();
         let policy = |value: &Value| admits(&schema, &schema, value);
@@ -246,7 +294,9 @@ mod tests {
                     assert!(property.get("description").is_some(), "{at}.{key}");
                 }
             }
-            map.iter().for_each(|(key, value)| walk(value, &format!("{at}.{key}")));
+            // A condition speaks of keys that are described where they are.
+            let described = map.iter().filter(|(key, _)| !matches!(key.as_str(), "if" | "else"));
+            described.for_each(|(key, value)| walk(value, &format!("{at}.{key}")));
         }
         walk(&step_schema(), "step");
         walk(&policy_schema(), "policy");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{help, message, step, steps};
 use crate::evidence::{ControlId, Tier};
 use crate::spec::step::*;
-use crate::spec::{Limit, Shell};
+use crate::spec::{Limit, Sha256Digest, Shell};
 
 const WHOLE: &str = r#"
 version: 1
@@ -120,7 +120,7 @@ fn the_four_artifact_sources() {
     assert_eq!(source("{path: x.zip}").unwrap(), ArtifactSource::Path("ci/x.zip".into()));
     assert_eq!(
         source(&format!("{{path: x.zip, sha256: {digest:?}}}")).unwrap(),
-        ArtifactSource::PathWithDigest { path: "ci/x.zip".into(), sha256: Sha256Digest([0; 32]) }
+        ArtifactSource::PathWithDigest { path: "ci/x.zip".into(), sha256: Sha256Digest::from_bytes([0; 32]) }
     );
     assert_eq!(
         source("{github: patch, run-id: 12}").unwrap(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{around, help, message, steps, steps_with};
 use crate::evidence::Tier;
 use crate::spec::step::*;
-use crate::spec::{Overrides, Shard, default_file, from_script, load, select};
+use crate::spec::{Overrides, Sha256Digest, Shard, default_file, from_script, load, select};
 
 fn some(text: &str) -> Option<String> {
     Some(text.to_owned())
@@ -97,7 +97,7 @@ fn an_image_flag_does_not_inherit_the_digest_of_another_image() {
     let flags = Overrides { image: some("node"), ..Overrides::default() };
     assert_eq!(steps_with(&text, &flags).unwrap()[0].image_digest, None);
     let flags = Overrides { image_digest: some(&"b".repeat(64)), ..Overrides::default() };
-    assert_eq!(steps_with(&text, &flags).unwrap()[0].image_digest, Some(Sha256Digest([0xbb; 32])));
+    assert_eq!(steps_with(&text, &flags).unwrap()[0].image_digest, Some(Sha256Digest::from_bytes([0xbb; 32])));
 }
 
 #[test]

@@ -17,7 +17,8 @@ fn crc32(data: &[u8]) -> u32 {
 
 fn zip(data: &[u8]) -> Vec<u8> {
     let size = (data.len() as u32).to_le_bytes();
-    let common = [&[20, 0, 0, 0, 0, 0, 0, 0, 0x21, 0][..], &crc32(data).to_le_bytes(), &size, &size, &[1, 0, 0, 0]].concat();
+    let common =
+        [&[20, 0, 0, 0, 0, 0, 0, 0, 0x21, 0][..], &crc32(data).to_le_bytes(), &size, &size, &[1, 0, 0, 0]].concat();
     let local = [&b"PK\x03\x04"[..], &common, b"m", data].concat();
     let central = [&b"PK\x01\x02\x14\x03"[..], &common, &[0; 14], b"m"].concat();
     let (at, length) = ((local.len() as u32).to_le_bytes(), (central.len() as u32).to_le_bytes());
