@@ -30,10 +30,11 @@ use super::tree::{Kind, NodeId, Purpose, ROOT, Tree};
 pub const CONFINED: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(super) const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Longest symbolic link target, bytes: `PATH_MAX` less its NUL.
-const TARGET_MAX: usize = 4095;
+pub(super) const TARGET_MAX: usize = 4095;
 
 /// The directory that an artifact is unpacked into.
 pub struct Destination<'m> {
@@ -45,10 +46,53 @@ pub struct Destination<'m> {
     files: u64,
 }
 
+/// What the members of a tar go to.
+pub trait Members {
+    /// The name of a member or of a hard link's target, where this kind of tree allows other spellings of it.
+    fn spelled<'n>(&self, name: &'n [u8]) -> &'n [u8];
+    /// See [`Destination::directory`].
+    fn directory(&mut self, path: &MemberPath) -> Result<(), Error>;
+    /// See [`Destination::file`].
+    fn file(&mut self, path: &MemberPath, executable: bool, size: u64) -> Result<FileWriter, Error>;
+    /// See [`Destination::hardlink`].
+    fn hardlink(&mut self, path: &MemberPath, target: &MemberPath) -> Result<(), Error>;
+    /// See [`Destination::symlink`].
+    fn symlink(&mut self, path: &MemberPath, target: &[u8]) -> Result<(), Error>;
+    /// See [`Destination::special`].
+    fn special(&mut self, what: &str) -> Result<(), Error>;
+}
+
+impl Members for Destination<'_> {
+    fn spelled<'n>(&self, name: &'n [u8]) -> &'n [u8] {
+        name
+    }
+
+    fn directory(&mut self, path: &MemberPath) -> Result<(), Error> {
+        Destination::directory(self, path)
+    }
+
+    fn file(&mut self, path: &MemberPath, executable: bool, size: u64) -> Result<FileWriter, Error> {
+        Destination::file(self, path, executable, size)
+    }
+
+    fn hardlink(&mut self, path: &MemberPath, target: &MemberPath) -> Result<(), Error> {
+        Destination::hardlink(self, path, target)
+    }
+
+    fn symlink(&mut self, path: &MemberPath, target: &[u8]) -> Result<(), Error> {
+        Destination::symlink(self, path, target)
+    }
+
+    fn special(&mut self, what: &str) -> Result<(), Error> {
+        Destination::special(self, what)
+    }
+}
+
 /// A regular file while it is written. Dropped without [`FileWriter::finish`], it stays short, so the caller must
 /// give up on the whole artifact.
 pub struct FileWriter {
-    fd: OwnedFd,
+    /// None when nothing is to be kept.
+    fd: Option<OwnedFd>,
     left: u64,
     /// Set while the last thing written was a hole, which doesn't extend the file by itself.
     ends_in_hole: bool,
@@ -111,13 +155,9 @@ impl<'m> Destination<'m> {
         self.meter.member()?;
         self.meter.file(size)?;
         let (parent, name) = self.leaf(path, &Kind::File)?;
-        let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = confined(parent, name, flags, mode).map_err(|e| Error::failed("create a file", e))?;
-        // The umask is the process's, not ours to change in a library.
-        rustix::fs::fchmod(&fd, mode).map_err(|e| Error::failed("set a file's mode", e))?;
+        let writer = FileWriter::create(parent, name, executable, size)?;
         self.files += 1;
-        Ok(FileWriter { fd, left: size, ends_in_hole: false, size })
+        Ok(writer)
     }
 
     /// Makes a hard link to a regular file that is already there.
@@ -294,11 +334,26 @@ impl<'m> Destination<'m> {
 }
 
 impl FileWriter {
+    /// Creates a file that isn't there.
+    pub(super) fn create(at: BorrowedFd<'_>, name: &str, executable: bool, size: u64) -> Result<Self, Error> {
+        let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = confined(at, name, flags, mode).map_err(|e| Error::failed("create a file", e))?;
+        // The umask is the process's, not ours to change in a library.
+        rustix::fs::fchmod(&fd, mode).map_err(|e| Error::failed("set a file's mode", e))?;
+        Ok(FileWriter { fd: Some(fd), left: size, ends_in_hole: false, size })
+    }
+
+    /// For a member that is no file in the tree: what is written goes nowhere.
+    pub(super) fn nowhere(size: u64) -> Self {
+        FileWriter { fd: None, left: size, ends_in_hole: false, size }
+    }
+
     /// Adds bytes.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         self.take(bytes.len() as u64)?;
-        while !bytes.is_empty() {
-            match rustix::io::write(&self.fd, bytes) {
+        while let (Some(fd), false) = (&self.fd, bytes.is_empty()) {
+            match rustix::io::write(fd, bytes) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(Error::failed("write a file", e)),
@@ -311,9 +366,9 @@ impl FileWriter {
     /// Skips bytes, which then read as zeros.
     pub fn hole(&mut self, bytes: u64) -> Result<(), Error> {
         self.take(bytes)?;
-        if bytes > 0 {
+        if let (Some(fd), true) = (&self.fd, bytes > 0) {
             let offset = i64::try_from(bytes).map_err(|_| Rejection::new(Rule::Sparse, "a hole beyond any file"))?;
-            rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Current(offset))
+            rustix::fs::seek(fd, rustix::fs::SeekFrom::Current(offset))
                 .map_err(|e| Error::failed("skip a hole in a file", e))?;
             self.ends_in_hole = true;
         }
@@ -329,8 +384,8 @@ impl FileWriter {
             let message = format!("{} of its {} bytes are missing", self.left, self.size);
             return Err(Rejection::new(Rule::Truncated, message).into());
         }
-        if self.ends_in_hole {
-            rustix::fs::ftruncate(&self.fd, self.size).map_err(|e| Error::failed("extend a file", e))?;
+        if let (Some(fd), true) = (&self.fd, self.ends_in_hole) {
+            rustix::fs::ftruncate(fd, self.size).map_err(|e| Error::failed("extend a file", e))?;
         }
         Ok(())
     }

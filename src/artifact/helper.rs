@@ -1,7 +1,7 @@
 //! Unpacks in a process of its own, which is to be jailed, because decoders of hostile bytes are what gets hijacked.
 //!
 //! Three parts:
-//! - [`unpack_in_helper`] is the runner's side. It starts the helper, passes it two open files and the [`Request`] over
+//! - [`unpack_in_helper`] is the runner's side ([`apply_in_helper`] for the layers of an image). It starts the helper, passes it the open files and the [`Request`] over
 //!   one socket, waits with a deadline, and believes nothing that it needn't: it hashes the input itself, at the same
 //!   time; it looks through the finished tree ([`super::inspect`]); it escapes every text; and it empties the destination
 //!   after any failure, a killed helper included.
@@ -34,7 +34,9 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
 use super::inspect;
+use super::layers::{self, Applied};
 use super::rejection::{Error, Rejection, Rule, shown};
+use super::tree::Purpose;
 use super::unpack::{Request, Summary, mismatch, undo, unpack};
 
 /// The internal word that the runner's own binary is started with to be the helper.
@@ -52,11 +54,23 @@ const ENDING: Duration = Duration::from_secs(2);
 /// How long a killed helper may take to be gone.
 const GONE: Duration = Duration::from_secs(10);
 
+/// Most files that come with a job, the destination included: one for each layer of an image.
+const FILES_MAX: usize = layers::MAX_LAYERS + 1;
+
+/// What the helper is asked to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+enum Work {
+    Unpack(Request),
+    Layers(layers::Request),
+}
+
 /// What the helper answers with.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 enum Answer {
     Unpacked(Summary),
+    Applied(Applied),
     Rejected(Rejection),
     Failed(String),
 }
@@ -103,12 +117,9 @@ pub fn unpack_in_helper<H: Running>(
     }
     inspect::is_empty(destination)?;
     let work = || -> Result<Summary, Error> {
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|e| Error::failed("make a socket pair", e))?;
         // The helper need not hash twice: that was done above, and is compared below.
-        let request = Request { sha256: None, ..request.clone() };
-        submit(&ours, input.as_fd(), destination, &request)?;
-        let mut helper = start(theirs, destination).map_err(|e| Error::failed("start the unpacking helper", e))?;
+        let asked = Work::Unpack(Request { sha256: None, ..request.clone() });
+        let (ours, mut helper) = begin(&[input.as_fd()], destination, &asked, start)?;
         let done = AtomicBool::new(false);
         let (summary, found) = std::thread::scope(|scope| {
             let hashing = scope.spawn(|| hash(input, &done));
@@ -118,7 +129,7 @@ pub fn unpack_in_helper<H: Running>(
             }
             (summary, hashing.join())
         });
-        let summary = summary?;
+        let Answer::Unpacked(summary) = summary? else { return Err(beside_the_point()) };
         let found = found.unwrap_or_else(|_| Err(Error::failed("hash the artifact", io::Error::other("panicked"))))?;
         if found != summary.sha256 {
             return Err(Rejection::new(Rule::Changed, "the file changed while it was unpacked").into());
@@ -129,8 +140,70 @@ pub fn unpack_in_helper<H: Running>(
     work().map_err(|error| undo(destination, error))
 }
 
+/// Applies the layers of an image to the empty directory `destination`; `files` are what the request's layers lie in.
+/// Otherwise as [`unpack_in_helper`].
+///
+/// # Errors
+/// As [`unpack_in_helper`]; a layer's digest is compared before the helper exists.
+pub fn apply_in_helper<H: Running>(
+    files: &[File],
+    destination: BorrowedFd<'_>,
+    request: &layers::Request,
+    deadline: Duration,
+    cancel: &AtomicBool,
+    start: impl FnOnce(OwnedFd, BorrowedFd<'_>) -> io::Result<H>,
+) -> Result<Applied, Error> {
+    let until = Instant::now() + deadline;
+    if request.layers.len() > layers::MAX_LAYERS || files.len() > layers::MAX_LAYERS {
+        let message = format!("{} layers, where {} are allowed", request.layers.len(), layers::MAX_LAYERS);
+        return Err(Rejection::new(Rule::BudgetFiles, message).into());
+    }
+    for layer in &request.layers {
+        if let (Some(expected), Some(file)) = (layer.sha256, files.get(layer.file)) {
+            let found = hash_part(file, layer.offset, layer.length, cancel)?;
+            if found != expected {
+                return Err(Rejection::new(Rule::Sha256, format!("the layer {expected} has the sha256 {found}")).into());
+            }
+        }
+    }
+    inspect::is_empty(destination)?;
+    let work = || -> Result<Applied, Error> {
+        let inputs: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let (ours, mut helper) = begin(&inputs, destination, &Work::Layers(request.clone()), start)?;
+        let Answer::Applied(applied) = await_answer(&ours, &mut helper, until, cancel)? else {
+            return Err(beside_the_point());
+        };
+        inspect::tree(destination, Purpose::RootFs, &request.budget, applied.files)?;
+        Ok(applied)
+    };
+    work().map_err(|error| undo(destination, error))
+}
+
+fn beside_the_point() -> Error {
+    Error::failed("trust the unpacking helper", io::Error::other("it answered something that it was not asked"))
+}
+
+/// Starts the helper, once its work waits for it in the socket.
+fn begin<H: Running>(
+    inputs: &[BorrowedFd<'_>],
+    destination: BorrowedFd<'_>,
+    work: &Work,
+    start: impl FnOnce(OwnedFd, BorrowedFd<'_>) -> io::Result<H>,
+) -> Result<(OwnedFd, H), Error> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|e| Error::failed("make a socket pair", e))?;
+    submit(&ours, inputs, destination, work)?;
+    let helper = start(theirs, destination).map_err(|e| Error::failed("start the unpacking helper", e))?;
+    Ok((ours, helper))
+}
+
 /// The digest of the whole file, without touching the offset that the helper shares.
 fn hash(input: &File, cancel: &AtomicBool) -> Result<Digest, Error> {
+    hash_part(input, 0, u64::MAX, cancel)
+}
+
+/// The digest of at most `length` bytes of a file.
+fn hash_part(input: &File, offset: u64, length: u64, cancel: &AtomicBool) -> Result<Digest, Error> {
     struct At<'a>(&'a File, u64, &'a AtomicBool);
     impl Read for At<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -142,18 +215,13 @@ fn hash(input: &File, cancel: &AtomicBool) -> Result<Digest, Error> {
             Ok(n)
         }
     }
-    Digest::of_reader(At(input, 0, cancel)).map_err(|e| Error::failed("hash the artifact", e))
+    Digest::of_reader(At(input, offset, cancel).take(length)).map_err(|e| Error::failed("hash the artifact", e))
 }
 
-fn submit(
-    channel: &OwnedFd,
-    input: BorrowedFd<'_>,
-    destination: BorrowedFd<'_>,
-    request: &Request,
-) -> Result<(), Error> {
-    let message = serde_json::to_vec(request).map_err(|e| Error::failed("write the request", e))?;
-    let fds = [input, destination];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+fn submit(channel: &OwnedFd, inputs: &[BorrowedFd<'_>], destination: BorrowedFd<'_>, work: &Work) -> Result<(), Error> {
+    let message = serde_json::to_vec(work).map_err(|e| Error::failed("write the request", e))?;
+    let fds = [inputs, &[destination]].concat();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
     sendmsg(channel, &[IoSlice::new(&message)], &mut ancillary, SendFlags::NOSIGNAL)
@@ -167,7 +235,7 @@ fn await_answer(
     helper: &mut impl Running,
     until: Instant,
     cancel: &AtomicBool,
-) -> Result<Summary, Error> {
+) -> Result<Answer, Error> {
     let answer = receive_answer(channel, until, cancel);
     // Once it has answered or closed the socket it ends by itself, and how it ended is worth knowing.
     let patience = if answer.is_ok() { ENDING } else { Duration::ZERO };
@@ -177,7 +245,7 @@ fn await_answer(
         return Err(Error::failed("end the unpacking helper", io::Error::from(io::ErrorKind::TimedOut)));
     }
     match answer? {
-        Some(Answer::Unpacked(summary)) => Ok(summary),
+        Some(answer @ (Answer::Unpacked(_) | Answer::Applied(_))) => Ok(answer),
         Some(Answer::Rejected(rejection)) => Err(rejection.escaped().into()),
         Some(Answer::Failed(message)) => {
             Err(Error::failed("unpack the artifact in the helper", io::Error::other(shown(message.as_bytes()))))
@@ -258,7 +326,7 @@ fn closed(channel: &OwnedFd, until: Instant) -> bool {
 
 /// One message and the fds that came with it. An empty message is the end.
 fn receive<'b>(channel: &OwnedFd, buffer: &'b mut [u8]) -> rustix::io::Result<(&'b [u8], Vec<OwnedFd>, ReturnFlags)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
         match recvmsg(channel, &mut [IoSliceMut::new(buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
@@ -282,20 +350,19 @@ fn receive<'b>(channel: &OwnedFd, buffer: &'b mut [u8]) -> rustix::io::Result<(&
 /// What the helper was given to do.
 pub struct Job {
     channel: OwnedFd,
-    input: File,
+    inputs: Vec<File>,
     destination: OwnedFd,
-    request: Request,
+    work: Work,
 }
 
 impl Job {
     /// Takes the job from the helper's end of the socket: nothing that was sent is the artifact's yet.
     pub fn receive(channel: OwnedFd) -> io::Result<Self> {
         let mut buffer = vec![0; MESSAGE_MAX];
-        let (message, fds, _) = receive(&channel, &mut buffer)?;
-        let request = serde_json::from_slice(message)?;
-        let [input, destination] = <[OwnedFd; 2]>::try_from(fds)
-            .map_err(|fds| io::Error::other(format!("the request came with {} fds, not 2", fds.len())))?;
-        Ok(Job { channel, input: File::from(input), destination, request })
+        let (message, mut fds, _) = receive(&channel, &mut buffer)?;
+        let work = serde_json::from_slice(message)?;
+        let destination = fds.pop().ok_or_else(|| io::Error::other("the request came without a destination"))?;
+        Ok(Job { channel, inputs: fds.into_iter().map(File::from).collect(), destination, work })
     }
 
     /// The directory that is to be written beneath.
@@ -305,11 +372,17 @@ impl Job {
 
     /// Unpacks and answers. The helper is to exit afterwards.
     pub fn run(self) -> io::Result<()> {
-        let answer = match unpack(&self.input, self.destination, &self.request) {
-            Ok(summary) => Answer::Unpacked(summary),
-            Err(Error::Rejected(rejection)) => Answer::Rejected(rejection),
-            Err(error @ Error::Failed { .. }) => Answer::Failed(crate::text::chain(&error)),
+        let done = match self.work {
+            Work::Unpack(request) => match self.inputs.first() {
+                Some(input) => unpack(input, self.destination, &request).map(Answer::Unpacked),
+                None => Err(Error::failed("read the artifact", io::Error::from(io::ErrorKind::NotFound))),
+            },
+            Work::Layers(request) => layers::apply(&self.inputs, self.destination, &request).map(Answer::Applied),
         };
+        let answer = done.unwrap_or_else(|error| match error {
+            Error::Rejected(rejection) => Answer::Rejected(rejection),
+            error @ Error::Failed { .. } => Answer::Failed(crate::text::chain(&error)),
+        });
         send(&self.channel, &serde_json::to_vec(&answer)?, SendFlags::NOSIGNAL)?;
         Ok(())
     }

@@ -12,6 +12,7 @@
 //! 3. [`tar`] and [`zip`] read the archive, [`stream`] decompresses, [`digest`] hashes what is read, [`budget`] counts.
 //! 4. [`path`] makes checked names of bytes, [`tree`] knows what is there already, and [`destination`] alone writes,
 //!    confined by the kernel.
+//!    Where the members of a tar go is the caller's: [`layers`] lays the layers of an image over each other.
 //! 5. [`inspect`] looks at the finished tree from outside.
 //!
 //! A refusal names the member and the [`Rule`], and leaves nothing in the destination, nor outside of it ever. Refused
@@ -26,6 +27,7 @@ pub mod directory;
 pub mod format;
 pub mod helper;
 pub mod inspect;
+pub mod layers;
 pub mod path;
 pub mod rejection;
 pub mod stream;

@@ -15,8 +15,11 @@ use std::path::{Path, PathBuf};
 pub mod cache;
 pub mod initramfs;
 pub mod kernel;
+pub mod oci;
 pub mod rootfs;
 pub mod squashfs;
+pub mod store;
+pub mod user;
 
 pub use cache::Cache;
 pub use rootfs::{Entry, Rootfs};

@@ -11,7 +11,7 @@ mod pax;
 pub mod reader;
 mod sparse;
 
-pub use reader::unpack;
+pub use reader::{Listed, list, unpack};
 
 /// Whether a tar can begin with this block: a header, or the zeros of an empty archive.
 pub fn is_start(block: &header::Block) -> bool {

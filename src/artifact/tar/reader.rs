@@ -9,13 +9,13 @@
 //! - The archive ends with two zero blocks. Only zeros may follow; an end without them is a truncated archive.
 //! - A file of a name that came before replaces it, as `tar -r` means it; any other repetition is refused.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 
 use super::header::{Block, Header, Type};
 use super::pax::{self, Extension};
 use super::sparse::Map;
 use crate::artifact::budget::Budget;
-use crate::artifact::destination::Destination;
+use crate::artifact::destination::Members;
 use crate::artifact::path::{Dialect, MemberPath};
 use crate::artifact::rejection::{Error, Rejection, Rule};
 use crate::artifact::stream;
@@ -24,7 +24,66 @@ use crate::artifact::stream;
 const MAX_LONG: u64 = 64 << 10;
 
 /// Unpacks the whole archive and reads its input to the end.
-pub fn unpack(input: &mut impl BufRead, destination: &mut Destination<'_>, budget: &Budget) -> Result<(), Error> {
+pub fn unpack(input: &mut impl BufRead, destination: &mut impl Members, budget: &Budget) -> Result<(), Error> {
+    while let Some((member, block)) = next(input)? {
+        let name = member.name.clone();
+        place(member, &block, input, destination, budget).map_err(|e| e.at(&name))?;
+    }
+    end(input)?;
+    stream::drain_zeros(input).map_err(Error::from_read)
+}
+
+/// A member of a tar that is not unpacked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// As the archive spells it.
+    pub name: Vec<u8>,
+    /// The target, if it is a link of either kind.
+    pub link: Option<Vec<u8>>,
+    /// Where its data is in the archive.
+    pub offset: u64,
+    /// Bytes of data.
+    pub size: u64,
+}
+
+/// Lists the files and links of an uncompressed tar, of which only the headers are read.
+///
+/// # Errors
+/// As for unpacking; also for more than `most` members and for sparse files.
+pub fn list<R: Read + Seek>(input: &mut BufReader<R>, most: usize) -> Result<Vec<Listed>, Error> {
+    let io = |e| Error::failed("read the archive", e);
+    let length = input.get_mut().seek(SeekFrom::End(0)).map_err(io)?;
+    input.seek(SeekFrom::Start(0)).map_err(io)?;
+    let mut listed = Vec::new();
+    for count in 0.. {
+        let Some((member, _)) = next(input)? else { break };
+        if count == most {
+            return Err(Rejection::new(Rule::BudgetFiles, format!("more than {most} members")).into());
+        }
+        let offset = input.stream_position().map_err(io)?;
+        let padded = member.size.checked_next_multiple_of(512).and_then(|size| offset.checked_add(size));
+        let Some(after) = padded.filter(|&after| after <= length) else {
+            return Err(Rejection::new(Rule::Truncated, "the archive is cut short").at(&member.name).into());
+        };
+        let link = match member.kind {
+            Type::File if member.sparse.is_none() => None,
+            Type::Symlink | Type::Hardlink if member.size == 0 => Some(member.link),
+            Type::Directory if member.size == 0 => continue,
+            _ => {
+                let message = "it is neither a plain file nor a link nor a directory";
+                return Err(Rejection::new(Rule::Kind, message).at(&member.name).into());
+            }
+        };
+        let skip = i64::try_from(after - offset).map_err(|e| io(io::Error::other(e)))?;
+        input.seek_relative(skip).map_err(io)?;
+        listed.push(Listed { name: member.name, link, offset, size: member.size });
+    }
+    end(input)?;
+    Ok(listed)
+}
+
+/// The next member and the block of its header; its data is next in the input. None once the first block of zeros is read.
+fn next(input: &mut impl BufRead) -> Result<Option<(Member, Block)>, Error> {
     let mut pending = Pending::default();
     loop {
         let block = read_block(input)?;
@@ -46,11 +105,7 @@ pub fn unpack(input: &mut impl BufRead, destination: &mut Destination<'_>, budge
                     return Err(Rejection::new(Rule::Disagreement, message).into());
                 }
             }
-            _ => {
-                let member = std::mem::take(&mut pending).apply(header)?;
-                let name = member.name.clone();
-                place(member, &block, input, destination, budget).map_err(|e| e.at(&name))?;
-            }
+            _ => return Ok(Some((pending.apply(header)?, block))),
         }
     }
     if pending != Pending::default() {
@@ -58,11 +113,16 @@ pub fn unpack(input: &mut impl BufRead, destination: &mut Destination<'_>, budge
             Rejection::new(Rule::Truncated, "the archive ends after an extended header, before its member").into()
         );
     }
+    Ok(None)
+}
+
+/// After the first block of zeros comes a second.
+fn end(input: &mut impl Read) -> Result<(), Error> {
     if read_block(input)?.iter().any(|&b| b != 0) {
         let message = "a single zero block in the middle, where some readers stop and others go on";
         return Err(Rejection::new(Rule::TrailingData, message).into());
     }
-    stream::drain_zeros(input).map_err(Error::from_read)
+    Ok(())
 }
 
 /// Extended headers that wait for their member.
@@ -124,13 +184,13 @@ fn place(
     member: Member,
     block: &Block,
     input: &mut impl BufRead,
-    destination: &mut Destination<'_>,
+    destination: &mut impl Members,
     budget: &Budget,
 ) -> Result<(), Error> {
     if let Type::Refused(what) = member.kind {
         return Err(Rejection::new(Rule::Kind, format!("it is {what}, which is never unpacked")).into());
     }
-    let path = MemberPath::parse(&member.name, Dialect::Unix, budget)?;
+    let path = MemberPath::parse(destination.spelled(&member.name), Dialect::Unix, budget)?;
     let is_file = matches!(member.kind, Type::File | Type::GnuSparse);
     if !is_file && member.size != 0 {
         let message = "it is a directory or link that carries data, which some readers skip and others don't";
@@ -147,7 +207,7 @@ fn place(
         Type::Special(what) => destination.special(what),
         Type::Symlink => destination.symlink(&path, &member.link),
         Type::Hardlink => {
-            let target = MemberPath::parse(&member.link, Dialect::Unix, budget)
+            let target = MemberPath::parse(destination.spelled(&member.link), Dialect::Unix, budget)
                 .map_err(|r| Rejection::new(Rule::Hardlink, format!("the link's target is refused: {}", r.message)))?;
             destination.hardlink(&path, &target)
         }

@@ -185,7 +185,8 @@ pub(super) fn limit(profile: Profile, limits: &Limits) -> io::Result<()> {
     let descriptors = match profile {
         Profile::Compute => 16,
         Profile::Files => 256,
-        Profile::Unpack => 128,
+        // An image has up to 127 layers, a tree 64 levels.
+        Profile::Unpack => 256,
     };
     let file = if profile == Profile::Compute { 0 } else { limits.file_bytes };
     for (resource, value) in [

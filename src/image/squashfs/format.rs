@@ -165,13 +165,13 @@ impl Tables {
             // Entries of one header have their inodes in one block, and numbers near the first one's; and a header of
             // its own at each metadata block lets lookups skip to it.
             let mut bytes = 0;
-            let fits = |child: &Child| {
+            let fits = |child: &&Child| {
                 let difference = i64::from(child.number) - i64::from(first.number);
                 let room = usize::from(here.offset) + bytes < METADATA;
                 bytes += 8 + child.name.len();
                 child.inode.block == first.inode.block && i16::try_from(difference).is_ok() && room
             };
-            let run = rest.iter().take(RUN).map_while_count(fits);
+            let run = rest.iter().take(RUN).take_while(fits).count();
             let to = &mut self.directories;
             put32(to, run as u32 - 1);
             put32(to, first.inode.block);
@@ -273,15 +273,5 @@ impl Index {
         put32(&mut self.bytes, here.block);
         put32(&mut self.bytes, name.len() as u32 - 1);
         self.bytes.extend_from_slice(name);
-    }
-}
-
-trait CountWhile: Iterator + Sized {
-    fn map_while_count(self, fits: impl FnMut(Self::Item) -> bool) -> usize;
-}
-
-impl<I: Iterator> CountWhile for I {
-    fn map_while_count(self, fits: impl FnMut(Self::Item) -> bool) -> usize {
-        self.map(fits).take_while(|&fits| fits).count()
     }
 }
