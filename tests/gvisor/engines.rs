@@ -215,7 +215,7 @@ fn nothing_outlives_a_killed_runner() {
     assert!(gone, "{:?}", family.survivors());
     // What is left on disk and in cgroups can be swept.
     let scratch = fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().path().join("scratch");
-    let id = fs::read_to_string(scratch.join("gvisor.id")).unwrap();
+    let id = fs::read_to_string(scratch.join("boundary.id")).unwrap();
     assert_eq!(sweep(home.path()), Vec::<String>::new());
     assert_eq!(cgroup::find(&id), Vec::<PathBuf>::new());
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);

@@ -457,7 +457,7 @@ impl Trouble {
                 "run on bare metal or with working nested virtualisation; the kernel's log (`dmesg`) may say more",
             ),
             Self::Told(what) => unavailable(
-                format!("{what}{}", log(last_words)),
+                format!("{}{}", crate::text::Untrusted::new(what).for_terminal(600), log(last_words)),
                 "see what the VMM says; `plimsoll doctor --backend firecracker` tries again",
             ),
             Self::Failed { stage: Stage::Namespaces, what, errno, .. } if !rootful => unavailable(
@@ -604,8 +604,10 @@ mod tests {
             Trouble::Failed { stage: Stage::Engine, what: "jailer".into(), errno: None, log: "no\u{202e}".into() },
         ];
         for trouble in troubles {
-            let PrepareError::Unavailable { blocker, help, .. } = trouble.explain("last\nwords", true) else {
-                panic!()
+            let (PrepareError::Unavailable { blocker, help, .. } | PrepareError::Unfit { blocker, help, .. }) =
+                trouble.explain("last\nwords", true)
+            else {
+                panic!("no help")
             };
             assert!(!help.is_empty() && !blocker.contains('\u{202e}'), "{blocker}");
         }
