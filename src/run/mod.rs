@@ -23,6 +23,7 @@ use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, StepReport, Verdict}
 use crate::spec::{Policy, PolicyRefusal, Step};
 
 pub mod host;
+mod image;
 mod payload;
 mod record;
 mod request;
