@@ -23,7 +23,7 @@ use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, StepReport, Verdict}
 use crate::spec::{Policy, PolicyRefusal, Step};
 
 pub mod host;
-mod image;
+pub mod image;
 mod payload;
 mod record;
 mod request;
