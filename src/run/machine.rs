@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use crate::backend::{AGENT, MachineMount, MachineParts};
 use crate::env::Env;
 use crate::exit::Exit;
+use crate::image::cache::Entry;
 use crate::image::kernel::{self, GuestKernel, KernelError};
+use crate::image::store::{self, Stored};
 use crate::image::{Cache, squashfs};
 use crate::report::RefusalRecord;
 use crate::spec::{Kernel, Mount};
@@ -24,6 +26,7 @@ pub struct Machine {
     /// What the report should say about them.
     pub notice: Option<String>,
     _kernel: GuestKernel,
+    _disk: Option<Entry>,
 }
 
 /// What to make them of.
@@ -37,8 +40,10 @@ pub struct Sources {
     pub workspace: PathBuf,
     /// Further mounts.
     pub mounts: Vec<Mount>,
-    /// An empty directory for what is made for this run alone.
+    /// An empty directory for what is made for this step alone.
     pub scratch: PathBuf,
+    /// A directory of this run's, for a user who has no cache.
+    pub fallback: PathBuf,
 }
 
 /// The root file system of an image.
@@ -46,8 +51,8 @@ pub struct Sources {
 pub enum Root {
     /// A directory tree.
     Tree(PathBuf),
-    /// A squashfs of it.
-    Squashfs(PathBuf),
+    /// One in the cache, where its squashfs is kept too.
+    Stored(Stored),
 }
 
 /// Makes the parts. Takes a while, and blocks.
@@ -55,8 +60,7 @@ pub enum Root {
 /// # Errors
 /// What to report instead.
 pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
-    let kernels = sources.scratch.join("kernels");
-    let cache = Cache::of_user(&Env::process(), &kernels)
+    let cache = Cache::of_user(&Env::process(), &sources.fallback)
         .map_err(|e| Box::new((Exit::Unavailable, refusal("image", "cache", crate::text::chain(&e), e.help()))))?;
     let kernel = kernel::prepare(&sources.kernel, AGENT, &cache).map_err(|e| {
         let message = crate::text::chain(&e);
@@ -79,9 +83,15 @@ pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
             ))
         })
     };
-    let rootfs = match &sources.rootfs {
-        Root::Squashfs(image) => image.clone(),
-        Root::Tree(tree) => pack(tree, "rootfs.squashfs")?,
+    let (rootfs, disk) = match &sources.rootfs {
+        Root::Tree(tree) => (pack(tree, "rootfs.squashfs")?, None),
+        Root::Stored(stored) => {
+            let (path, entry) = store::disk(&cache, stored).map_err(|e| {
+                let help = "look at the disk that holds the cache";
+                Box::new((Exit::Internal, refusal("image", "not-packed", crate::text::chain(&e), help)))
+            })?;
+            (path, Some(entry))
+        }
     };
     let workspace = pack(&sources.workspace, "workspace.squashfs")?;
     let mut mounts = Vec::new();
@@ -106,6 +116,7 @@ pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
         },
         notice: cache.notice().map(str::to_owned),
         _kernel: kernel,
+        _disk: disk,
     })
 }
 

@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// A member: path, and what it is. `/` at the end: a directory; `-> x`: a symbolic link; `=> x`: a hard link; else content.
-type Entry<'a> = (&'a str, &'a str);
+pub type Entry<'a> = (&'a str, &'a str);
 
-fn tar_of(members: &[Entry<'_>]) -> Vec<u8> {
+pub fn tar_of(members: &[Entry<'_>]) -> Vec<u8> {
     let mut builder = ::tar::Builder::new(Vec::new());
     for (name, what) in members {
         let mut header = ::tar::Header::new_gnu();
@@ -61,7 +61,7 @@ fn applied_with(
 }
 
 /// Every path in a tree: `/`, `-> target` or content.
-fn listing(root: &std::path::Path) -> BTreeMap<String, String> {
+pub fn listing(root: &std::path::Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut todo = vec![root.to_owned()];
     while let Some(directory) = todo.pop() {
@@ -211,7 +211,8 @@ fn digests_of_the_content_are_compared_and_compressions_told_by_content() {
     gzip.write_all(&tar).unwrap();
     for packed in [gzip.finish().unwrap(), zstd::encode_all(&tar[..], 1).unwrap()] {
         let diff_id = Digest::of(&tar);
-        let (dir, result) = applied_with(&[packed.clone()], Budget::default(), |r| r.layers[0].diff_id = diff_id);
+        let (dir, result) =
+            applied_with(std::slice::from_ref(&packed), Budget::default(), |r| r.layers[0].diff_id = diff_id);
         assert_eq!((result.unwrap().files, listing(dir.path()).len()), (1, 1));
         let (_, result) = applied_with(&[packed], Budget::default(), |_| ());
         assert!(matches!(result, Err(Error::Rejected(r)) if r.rule == Rule::Sha256 && r.message.contains("layer 1")));
