@@ -10,7 +10,7 @@ holds hello \
   'out.startswith("hello from Linux, uid ") and "uid 0" not in out and err == "bad\n"' \
   'set(controls) == set(all_controls)' \
   'all(status(id) == "enforced" for id in required if id not in ("binary-identity", "filesystem"))' \
-  'all(status(id) == "enforced" for id in ("hypervisor", "seccomp", "no-new-privs", "non-root", "capabilities", "challenge"))' \
+  'all(status(id) == "enforced" for id in ("hypervisor", "guest-kernel", "seccomp", "no-new-privs", "non-root", "capabilities", "challenge"))' \
   'status("network") == "enforced" and status("teardown") == "enforced" and status("entropy") == "enforced"' \
   'status("memory-limit") == "enforced" and status("cpu-limit") == "enforced" and status("pids-limit") == "enforced"' \
   'resources["boundary_memory_bytes"] and resources["prepare_ms"] > 0 and resources["peak_memory_bytes"]' \

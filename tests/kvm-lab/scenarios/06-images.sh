@@ -4,7 +4,7 @@
 
 for source in "$shell" "$shell_tar" "$shell_oci"; do
   name=${source%%:*}
-  run 0 "$name" --backend firecracker --image "$source" --run 'echo "uid $(id -u)"; cat /etc/layer /etc/removed 2>&1; echo "env $FROM_IMAGE"; touch /tmp/x x'
+  run 0 "$name" --backend firecracker --image "$source" --run 'echo "uid $(id -u)"; cat /etc/layer /etc/removed 2>&1 || true; echo "env $FROM_IMAGE"; touch /tmp/x x'
   holds "$name" 'isolation["tier"] == "vm" and "uid 0" not in out and out.startswith("uid ")' "step['image']['reference'].startswith('$name:')"
 done
 holds tar 'step["image"]["digest"]'

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A VMM that nobody knows, in a place that a user can write: it proves no more than a process, so exit 11 and nothing ran.
-# The harmless control is the same build of Firecracker, elsewhere and unlisted no more: the pinned one.
+# The harmless control is an executable in the same place that the operator's policy lists.
 # deadline: 120
 user=ci
 
@@ -12,8 +12,11 @@ run 11 unidentified --backend firecracker --firecracker "$work/bin/firecracker" 
 holds unidentified \
   'step["dispatched"] == "no" and isolation["tier"] == "process" and not isolation["proven"]' \
   'status("binary-identity") == "not-enforced" and refusal["stage"] == "judge" and out == ""'
-# The release itself, although its owner could replace it: the digest says what it is.
+# The same place, but the operator's policy lists what lies there.
 cp /usr/local/bin/firecracker "$work/bin/known"
 chown ci:ci "$work/bin/known"
+mkdir -m 755 /etc/plimsoll
+trap 'rm -r /etc/plimsoll' EXIT
+printf 'version: 1\nengines: ["sha256:%s"]\n' "$(sha256sum < "$work/bin/known" | cut -d' ' -f1)" > /etc/plimsoll/policy.yml
 run 0 known --backend firecracker --firecracker "$work/bin/known" --image "$shell" --run 'echo ran'
-holds known 'isolation["tier"] == "vm" and status("binary-identity") == "enforced"'
+holds known 'isolation["tier"] == "vm" and status("binary-identity") == "enforced" and out == "ran\n"'

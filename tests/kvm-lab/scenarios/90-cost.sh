@@ -4,4 +4,4 @@
 # deadline: 240
 
 run 0 warm --backend firecracker --image "$shell" --run true
-/lab/machine/cost "$work" "$out" 5
+/lab/machine/cost "$work" "$out" "${rounds:-3}"
