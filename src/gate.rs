@@ -153,8 +153,10 @@ async fn pass_prepared(
     cancel: &mut Cancel,
 ) -> Passage {
     let began = Instant::now();
+    // A machine may take longer to boot where the operator says so.
+    let patience = PREPARE_PATIENCE + request.plan.engines.boot_patience.unwrap_or_default();
     let prepared = tokio::select! {
-        prepared = tokio::time::timeout(PREPARE_PATIENCE, prepare) => prepared,
+        prepared = tokio::time::timeout(patience, prepare) => prepared,
         // Dropping the half-built boundary kills what it started.
         signal = cancelled(cancel) => return Passage::new(End::CancelledBefore(signal)),
     };
@@ -167,7 +169,7 @@ async fn pass_prepared(
         }
         Err(_) => {
             let mut passage =
-                Passage::new(End::NotProven(format!("the boundary was not up after {} s", PREPARE_PATIENCE.as_secs())));
+                Passage::new(End::NotProven(format!("the boundary was not up after {} s", patience.as_secs())));
             passage.times.total = began.elapsed();
             return passage;
         }

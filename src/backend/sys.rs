@@ -88,6 +88,17 @@ pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register(fd)? })
 }
 
+/// The version of KVM's interface behind an open device; fails for a device that is something else.
+///
+/// # Errors
+/// As ioctl(2).
+pub fn kvm_version(device: impl AsFd) -> io::Result<c_int> {
+    /// `_IO(KVMIO, 0x00)`, from the kernel's `include/uapi/linux/kvm.h`.
+    const KVM_GET_API_VERSION: libc::c_ulong = 0xae00;
+    // SAFETY: the request takes no argument and writes nothing.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), KVM_GET_API_VERSION, 0) })
+}
+
 /// Ends the process at once: no destructors, no exit handlers.
 pub fn exit_now(code: c_int) -> ! {
     // SAFETY: _exit(2) has no preconditions.

@@ -14,6 +14,7 @@ use super::{CommonArgs, args, signals};
 use crate::backend::Backend;
 use crate::env::{Env, Var};
 use crate::evidence::Status;
+use crate::evidence::host::posture;
 use crate::exit::Exit;
 use crate::report::{RefusalRecord, Report, StepReport};
 use crate::run::host;
@@ -183,6 +184,9 @@ fn as_text(rows: &[Row<'_>], reports: &[(Backend, Report)], style: Style, common
                 }
             }
         }
+        if row.kind == Backend::Firecracker && !common.quiet {
+            text.push_str(&format!("{:12}{}\n", "", style.dim(&posture().join("; "))));
+        }
         if common.verbose {
             for control in &row.step.controls {
                 for seen in &control.observations {
@@ -222,7 +226,10 @@ fn as_json(rows: &[Row<'_>], reports: &[(Backend, Report)]) -> String {
         Some((_, report)) => (json!(report.host), json!(report.policy)),
         None => (json!(host::describe(None)), Value::Null),
     };
-    format!("{:#}", json!({"host": host, "policy": policy, "backends": rows.iter().map(row).collect::<Vec<_>>()}))
+    format!(
+        "{:#}",
+        json!({"host": host, "posture": posture(), "policy": policy, "backends": rows.iter().map(row).collect::<Vec<_>>()})
+    )
 }
 
 #[cfg(test)]

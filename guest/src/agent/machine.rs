@@ -159,7 +159,13 @@ fn root() -> io::Result<Corner> {
     mount_move("/proc", "/root/proc").map_err(failed("move /proc"))?;
     mount("sysfs", "/root/sys", "sysfs", quiet | MountFlags::RDONLY, None).map_err(failed("mount /sys"))?;
     // What is loaded now is all there will ever be, and no key combination reaches the kernel.
-    for (setting, value) in [("kernel/modules_disabled", "1"), ("kernel/sysrq", "0"), ("kernel/hostname", "plimsoll")] {
+    // What is asked for is promised, as on any large host; who then uses too much is killed, and that is told.
+    for (setting, value) in [
+        ("kernel/modules_disabled", "1"),
+        ("kernel/sysrq", "0"),
+        ("kernel/hostname", "plimsoll"),
+        ("vm/overcommit_memory", "1"),
+    ] {
         let _ = fs::write(Path::new("/root/proc/sys").join(setting), value);
     }
     let _ = sys::loopback_up();

@@ -22,6 +22,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use crate::wire::{FrameError, FromGuest, GuestResult, MAX_TO_GUEST, PROTOCOL, ToGuest, read_message, write_message};
 
+mod group;
 pub mod machine;
 mod place;
 mod program;

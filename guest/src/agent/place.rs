@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::statvfs;
 use rustix::mount::{MountFlags, mount, mount_bind};
 
+use super::group::Group;
 use super::machine;
 use crate::wire::Dispatch;
 
@@ -53,6 +54,8 @@ pub struct Place {
     scratch: PathBuf,
     /// The whole tree can be written.
     machine: bool,
+    /// The program's control group, in a machine of its own.
+    group: Option<Group>,
 }
 
 /// What failed, in words, and why.
@@ -76,11 +79,13 @@ fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Plac
 impl Place {
     /// Assembles everything. Called once, at dispatch.
     pub fn assemble(corner: &Corner, dispatch: &Dispatch) -> Result<Self, PlaceError> {
-        let place = Self { scratch: corner.path.join("scratch"), machine: corner.machine };
+        let mut place = Self { scratch: corner.path.join("scratch"), machine: corner.machine, group: None };
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         if corner.machine {
             machine::wake(dispatch).map_err(failed("wake the machine"))?;
             machine::mount_drives(&corner.path, &dispatch.drives).map_err(failed("mount the drives"))?;
+            let group = Group::make(&corner.path, dispatch.limits.pids).map_err(failed("make a control group"))?;
+            place.group = Some(group);
         } else {
             let options = CString::new(format!("size={},mode=0711", dispatch.limits.disk_bytes))
                 .map_err(|e| PlaceError { what: "size the scratch space".to_owned(), why: e.into() })?;
@@ -155,6 +160,11 @@ impl Place {
         fs::write(&path, text).map_err(step())?;
         fs::set_permissions(&path, Permissions::from_mode(0o444)).map_err(step())?;
         Ok(path)
+    }
+
+    /// The program's control group, if it has one.
+    pub const fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
     }
 
     /// Whether the space for writing is used up, as far as the agent can see.

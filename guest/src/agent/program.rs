@@ -15,6 +15,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid, wait};
 use rustix::time::Timespec;
 
+use super::group::Group;
 use super::place::{Corner, Place, WORKSPACE};
 use super::sys::{self, Spawn, SpawnError, Stage};
 use super::{Transport, fault};
@@ -98,6 +99,7 @@ fn start(dispatch: &Dispatch, argv: &[String], text: &str, place: &Place) -> Res
     let (out, out_end) = stream_pipe().map_err(io_error)?;
     let (err, err_end) = stream_pipe().map_err(io_error)?;
     let signals = sys::child_signals().map_err(|e| fault(format!("cannot watch child processes: {e}")))?;
+    let group = place.group().and_then(Group::entrance);
     let spawn = Spawn {
         program: &c_path(&program)?,
         argv: &argv,
@@ -107,6 +109,7 @@ fn start(dispatch: &Dispatch, argv: &[String], text: &str, place: &Place) -> Res
         user: dispatch.user,
         processes: dispatch.limits.pids,
         files: MAX_FILES,
+        group: group.as_deref(),
     };
     let main = sys::spawn(&spawn).map_err(|SpawnError { stage, why }| match (stage, why.raw_os_error()) {
         (Stage::Fork, Some(libc::EAGAIN)) => {
@@ -156,7 +159,6 @@ impl Started {
         let mut buffer = vec![0u8; MAX_CHUNK];
         let mut ended = None;
         let mut crowd = 0;
-        let starved = out_of_memory_kills();
         while ended.is_none() && Instant::now() < until {
             let ready = self.wait_for_something(until, transport)?;
             if ready.runner {
@@ -190,13 +192,15 @@ impl Started {
             _ => (None, Some(libc::SIGKILL)),
         };
         let failed = exit_code != Some(0);
+        let met = place.group().and_then(Group::limit_hit);
         let limit_hit = if late {
             Some(LimitHit::Time)
-        } else if failed && out_of_memory_kills() > starved {
-            Some(LimitHit::Memory)
+        } else if failed && met == Some(LimitHit::Memory) {
+            met
         } else if failed && place.full() {
             Some(LimitHit::Disk)
-        } else if failed && crowd >= pids {
+        } else if failed && (met.is_some() || crowd + 1 >= pids) {
+            // The first process has just ended, and is one fewer.
             Some(LimitHit::Pids)
         } else {
             None
@@ -207,8 +211,8 @@ impl Started {
             limit_hit,
             refused: None,
             message: None,
-            peak_memory_bytes: usage.peak_memory_bytes,
-            cpu_ms: usage.cpu_ms,
+            peak_memory_bytes: place.group().and_then(Group::peak_memory_bytes).unwrap_or(usage.peak_memory_bytes),
+            cpu_ms: place.group().and_then(Group::cpu_ms).unwrap_or(usage.cpu_ms),
         })
     }
 
@@ -298,13 +302,6 @@ fn processes() -> u64 {
     let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
     let numbers = entries.flatten().filter(|e| e.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()));
     numbers.filter(|e| e.metadata().is_ok_and(|m| m.uid() != 0)).count() as u64
-}
-
-/// Processes that the kernel killed for want of memory, where it counts them.
-fn out_of_memory_kills() -> u64 {
-    let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub struct Spawn<'a> {
     pub processes: u64,
     /// `RLIMIT_NOFILE`.
     pub files: u64,
+    /// The `cgroup.procs` of a control group to join.
+    pub group: Option<&'a CStr>,
 }
 
 /// Where starting a program failed.
@@ -127,6 +129,11 @@ fn child(spawn: &Spawn<'_>, argv: &[*const c_char], env: &[*const c_char]) -> (S
         // raw forms of setgroups, setresgid and setresuid act on this one thread, which is all there is.
         unsafe {
             call(Stage::Session, libc::setsid().into())?;
+            if let Some(group) = spawn.group {
+                let entrance = libc::open(group.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+                call(Stage::Limits, entrance.into())?;
+                call(Stage::Limits, libc::write(entrance, c"0".as_ptr().cast(), 1) as i64)?;
+            }
             for (number, fd) in (0..).zip(spawn.stdio) {
                 call(Stage::Streams, libc::dup2(fd.as_raw_fd(), number).into())?;
             }

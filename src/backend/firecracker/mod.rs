@@ -33,7 +33,7 @@ use super::family::Family;
 use super::launcher::control::{Launched, launch};
 use super::launcher::{Reply, Request, Stage, Work};
 use super::traces::{BASE, Mark, mounts_below, remove_files};
-use super::{Backend, BinaryRecord, EngineRecord, MachineParts, Output, Phase, Plan, PrepareError, Usage};
+use super::{Backend, BinaryRecord, EngineRecord, MachineParts, Output, Phase, Plan, PrepareError, Usage, sys};
 use crate::evidence::fact::EngineKind;
 use crate::evidence::proc::ProcDir;
 use crate::evidence::{Admission, ControlId, Fact, Observation};
@@ -49,6 +49,8 @@ pub mod engine;
 pub mod observe;
 pub mod raise;
 
+/// The only version of KVM's interface that there is (the kernel's `virt/kvm/api` document).
+const KVM_VERSION: i32 = 12;
 /// How long the launcher may take to start the VMM.
 const START_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the VMM may take to listen for requests.
@@ -382,12 +384,22 @@ fn usable_kvm() -> Result<(), PrepareError> {
     }
     let allowed = rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
         .and_then(|()| open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()));
-    allowed.map(drop).map_err(|e| {
+    let device = allowed.map_err(|e| {
         unavailable(
             format!("/dev/kvm cannot be opened: {}", io::Error::from(e)),
             "add the runner's user to the group kvm (`sudo usermod -aG kvm USER`) and start the runner again",
         )
-    })
+    })?;
+    match sys::kvm_version(&device) {
+        Ok(KVM_VERSION) => Ok(()),
+        other => Err(unavailable(
+            match other {
+                Ok(version) => format!("/dev/kvm speaks version {version} of KVM's interface, not {KVM_VERSION}"),
+                Err(e) => format!("/dev/kvm is no KVM device: {e}"),
+            },
+            "load the module kvm_intel or kvm_amd; in a container hand the real device in (`--device /dev/kvm`)",
+        )),
+    }
 }
 
 fn request(
