@@ -177,7 +177,8 @@ impl Started {
         }
         let late = ended.is_none();
         if ended.is_some_and(|s| s.exit_status() != Some(0)) {
-            crowd = processes();
+            // And the one that just ended, which counted while it ran.
+            crowd = processes() + 1;
         }
         let finished = self.end_all(&mut ended);
         if !finished {

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A shell step in a microVM under the official jailer: tier vm is proven, every control is listed, the report is consistent.
-# deadline: 90
+# deadline: 180
 
 run 0 hello --backend firecracker --image "$shell" --run 'echo "hello from $(uname -s), uid $(id -u)"; echo bad >&2'
 holds hello \

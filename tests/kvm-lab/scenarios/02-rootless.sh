@@ -1,6 +1,6 @@
 #!/bin/bash
 # The same as a plain user in group kvm: no jailer, but our own jail; limits in the delegated cgroup.
-# deadline: 90
+# deadline: 180
 user=ci
 
 run 0 hello --backend firecracker --image "$shell" --memory 256MiB --run 'echo hello'

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A floor that the backend cannot reach: exit 11, nothing ran.
-# deadline: 60
+# deadline: 120
 
 run 11 gvisor --backend gvisor --minimum-isolation vm --run 'echo ran'
 holds gvisor 'report["verdict"] == "refused" and step["dispatched"] == "no" and out == ""' 'refusal["stage"] == "judge"'

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A VMM that nobody knows, in a place that a user can write: it proves no more than a process, so exit 11 and nothing ran.
 # The harmless control is an executable in the same place that the operator's policy lists.
-# deadline: 120
+# deadline: 240
 user=ci
 
 mkdir -p "$work/bin"

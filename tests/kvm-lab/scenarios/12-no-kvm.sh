@@ -1,6 +1,6 @@
 #!/bin/bash
 # A host without /dev/kvm: exit 12 within 15 s with the blocker and a fix, from `doctor`, `run` and `check`; nothing is left.
-# deadline: 90
+# deadline: 180
 
 mv /dev/kvm /dev/kvm.hidden
 trap 'mv /dev/kvm.hidden /dev/kvm' EXIT

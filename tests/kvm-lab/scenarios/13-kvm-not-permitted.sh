@@ -1,6 +1,6 @@
 #!/bin/bash
 # A plain user outside of group kvm: exit 12, and the fix names the group.
-# deadline: 60
+# deadline: 120
 user=stranger
 
 run 12 stranger --backend firecracker --image "$shell" --run 'echo ran'

@@ -1,25 +1,32 @@
 #!/bin/bash
-# /dev/kvm is there and opens, and no guest can run: first a device that is no KVM at all, then a machine that doesn't get
-# its guest up in time. Each is exit 12 within 15 s.
-# deadline: 120
+# /dev/kvm is there, and no guest can run. First nothing is behind it, then something is that is no KVM at all, then a machine
+# doesn't get its guest up in time. Each is exit 12 within 15 s, with words about that and not about permissions.
+# deadline: 300
 
-mv /dev/kvm /dev/kvm.hidden
-trap 'rm -f /dev/kvm; mv /dev/kvm.hidden /dev/kvm' EXIT
-mknod -m 666 /dev/kvm c 1 3
-for user in root ci; do
+useless() {
   SECONDS=0
-  run 12 "not-kvm-$user" --backend firecracker --image "$shell" --run 'echo ran'
-  [ $SECONDS -le 15 ] || fail "that took $SECONDS s"
-  holds "not-kvm-$user" 'step["dispatched"] == "no" and refusal["message"] and refusal["help"]'
-done
-trap - EXIT
+  run 12 "$1" --backend firecracker --image "$shell" --run 'echo ran'
+  [ $SECONDS -le 15 ] || fail "$1: that took $SECONDS s"
+  holds "$1" 'step["dispatched"] == "no" and refusal["message"] and refusal["help"] and "usermod" not in refusal["help"]'
+}
+restore() {
+  rm -f /dev/kvm
+  modprobe kvm-amd
+  await 5 test -c /dev/kvm
+  chgrp kvm /dev/kvm && chmod 660 /dev/kvm
+}
+trap restore EXIT
+modprobe -r kvm-amd
+# A node without a driver, as a container image may have it.
+mknod -m 666 /dev/kvm c 10 232
+for user in root ci; do useless "nothing-$user"; done
+# The jailer makes a node of its own, so for root this would be the one above again.
 rm /dev/kvm
-mv /dev/kvm.hidden /dev/kvm
+mknod -m 666 /dev/kvm c 1 3
+user=ci
+useless not-kvm
+trap - EXIT
+restore
 # Emulation is too slow to boot within a second.
 boot_timeout=1
-for user in root ci; do
-  SECONDS=0
-  run 12 "slow-$user" --backend firecracker --image "$shell" --run 'echo ran'
-  [ $SECONDS -le 15 ] || fail "that took $SECONDS s"
-  holds "slow-$user" 'step["dispatched"] == "no" and refusal["message"] and refusal["help"]'
-done
+for user in root ci; do useless "slow-$user"; done

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A fork bomb meets the limit of processes; the step ends, and says so.
-# deadline: 120
+# deadline: 240
 
 cat > "$work/bomb.py" <<'END'
 import os, time

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Output beyond the cap is counted and not kept, on both streams.
-# deadline: 120
+# deadline: 240
 
 run 0 flood --backend firecracker --image "$shell" --output-limit 256KiB \
   --run 'dd if=/dev/zero bs=1M count=24 2> /dev/null; dd if=/dev/zero bs=1M count=4 2> /dev/null >&2'

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A busy loop past its deadline: timed out, the boundary was observed a second time before it was killed, and the time is right.
-# deadline: 90
+# deadline: 180
 
 run 10 loop --backend firecracker --image "$shell" --timeout 4s --run 'echo begun; while :; do :; done'
 holds loop \

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Firecracker is killed from outside while the code runs, as root and as a plain user: never passed, and cleaned up.
-# deadline: 120
+# deadline: 240
 
 for user in root ci; do
   start "$user" --backend firecracker --image "$shell" --run 'echo begun; sleep 600'

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SIGTERM to the runner: exit 143 within 7 s, a report that says cancelled, nothing left. While the code runs, and while the
 # machine boots.
-# deadline: 120
+# deadline: 240
 
 for user in root ci; do
   start "$user" --backend firecracker --image "$shell" --run 'echo begun; sleep 600'

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Two microVMs at once (`--jobs 2`): both run at the same time, each has its own VMM, channel and memory.
-# deadline: 120
+# deadline: 240
 
 mkdir -p "$work/two"
 cat > "$work/two/two.yml" <<END

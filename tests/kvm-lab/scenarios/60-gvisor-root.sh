@@ -1,6 +1,6 @@
 #!/bin/bash
 # The gvisor backend as root on cgroup v2, which few other machines show: limits are set in the group, read back, and hold.
-# deadline: 90
+# deadline: 180
 
 run 0 hello --backend gvisor --memory 300MiB --pids 50 --cpus 1 --run 'echo "$(uname -sr) as $(id -u)"'
 holds hello \

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The gvisor backend as a plain user whose cgroup was delegated (version 2): the same limits, in the user's own subtree.
-# deadline: 90
+# deadline: 180
 user=ci
 
 run 0 hello --backend gvisor --memory 300MiB --pids 50 --cpus 1 --run 'echo "$(id -u)"'

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The wasm backend, as root and as a plain user without any privilege.
-# deadline: 60
+# deadline: 120
 
 cat > "$work/hello.wat" <<'END'
 (module
