@@ -200,8 +200,7 @@ impl Started {
             met
         } else if failed && place.full() {
             Some(LimitHit::Disk)
-        } else if failed && (met.is_some() || crowd + 1 >= pids) {
-            // The first process has just ended, and is one fewer.
+        } else if failed && (met.is_some() || crowd >= pids) {
             Some(LimitHit::Pids)
         } else {
             None
