@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use plimsoll_guest::agent::machine::PORT;
 use plimsoll_guest::{Dispatch, Drive, LimitHit};
 use rustix::fs::{Access, Mode, OFlags, open};
+use rustix::io::Errno;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -384,11 +385,14 @@ fn usable_kvm() -> Result<(), PrepareError> {
     }
     let allowed = rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
         .and_then(|()| open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()));
+    let no_driver = "load the module kvm_intel or kvm_amd; in a container hand the real device in (`--device /dev/kvm`)";
     let device = allowed.map_err(|e| {
-        unavailable(
-            format!("/dev/kvm cannot be opened: {}", io::Error::from(e)),
-            "add the runner's user to the group kvm (`sudo usermod -aG kvm USER`) and start the runner again",
-        )
+        let help = match e {
+            // A node with nothing behind it: no rights would help.
+            Errno::NODEV | Errno::NXIO => no_driver,
+            _ => "add the runner's user to the group kvm (`sudo usermod -aG kvm USER`) and start the runner again",
+        };
+        unavailable(format!("/dev/kvm cannot be opened: {}", io::Error::from(e)), help)
     })?;
     match sys::kvm_version(&device) {
         Ok(KVM_VERSION) => Ok(()),
@@ -397,7 +401,7 @@ fn usable_kvm() -> Result<(), PrepareError> {
                 Ok(version) => format!("/dev/kvm speaks version {version} of KVM's interface, not {KVM_VERSION}"),
                 Err(e) => format!("/dev/kvm is no KVM device: {e}"),
             },
-            "load the module kvm_intel or kvm_amd; in a container hand the real device in (`--device /dev/kvm`)",
+            no_driver,
         )),
     }
 }
