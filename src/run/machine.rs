@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use crate::backend::{AGENT, MachineMount, MachineParts};
 use crate::env::Env;
 use crate::exit::Exit;
+use crate::image::cache::Entry;
 use crate::image::kernel::{self, GuestKernel, KernelError};
+use crate::image::store::{self, Stored};
 use crate::image::{Cache, squashfs};
 use crate::report::RefusalRecord;
 use crate::spec::{Kernel, Mount};
@@ -24,6 +26,7 @@ pub struct Machine {
     /// What the report should say about them.
     pub notice: Option<String>,
     _kernel: GuestKernel,
+    _disk: Option<Entry>,
 }
 
 /// What to make them of.
@@ -46,8 +49,8 @@ pub struct Sources {
 pub enum Root {
     /// A directory tree.
     Tree(PathBuf),
-    /// A squashfs of it.
-    Squashfs(PathBuf),
+    /// A tree in the cache, whose disk is kept there as well.
+    Stored(Stored),
 }
 
 /// Makes the parts. Takes a while, and blocks.
@@ -79,9 +82,15 @@ pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
             ))
         })
     };
-    let rootfs = match &sources.rootfs {
-        Root::Squashfs(image) => image.clone(),
-        Root::Tree(tree) => pack(tree, "rootfs.squashfs")?,
+    let (rootfs, disk) = match &sources.rootfs {
+        Root::Stored(stored) => {
+            let (path, entry) = store::disk(&cache, stored).map_err(|e| {
+                let message = crate::text::chain(&e);
+                Box::new((Exit::Internal, refusal("image", "not-packed", message, "look at the disk")))
+            })?;
+            (path, Some(entry))
+        }
+        Root::Tree(tree) => (pack(tree, "rootfs.squashfs")?, None),
     };
     let workspace = pack(&sources.workspace, "workspace.squashfs")?;
     let mut mounts = Vec::new();
@@ -106,6 +115,7 @@ pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
         },
         notice: cache.notice().map(str::to_owned),
         _kernel: kernel,
+        _disk: disk,
     })
 }
 

@@ -136,7 +136,7 @@ pub fn dispatch(
     let directory = &step.working_directory;
     let dispatch = Dispatch {
         program,
-        env: environment(step),
+        env: environment(step, &[]),
         working_directory: if directory.as_os_str().is_empty() {
             ".".to_owned()
         } else {
@@ -160,12 +160,20 @@ pub fn dispatch(
     Ok((dispatch, file))
 }
 
-/// What the step declares; for a script, [`SCRIPT_ENV`] where it says nothing.
-fn environment(step: &Step) -> Vec<(String, String)> {
+/// Takes over what an image says of who its program is and what it has in its environment.
+pub fn adopt(dispatch: &mut Dispatch, step: &Step, env: &[(String, String)], user: Option<(u32, u32)>) {
+    dispatch.env = environment(step, env);
+    dispatch.user = user.unwrap_or(GUEST_USER);
+}
+
+/// What the step declares; where it says nothing, what its image has; and for a script, [`SCRIPT_ENV`] where neither does.
+fn environment(step: &Step, image: &[(String, String)]) -> Vec<(String, String)> {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let defaults: &[_] = if matches!(step.command, Command::Script { .. }) { &SCRIPT_ENV } else { &[] };
-    let defaults = defaults.iter().filter(|(name, _)| !step.env.contains_key(*name)).map(own);
-    defaults.chain(step.env.iter().map(|(name, value)| (name.clone(), value.clone()))).collect()
+    let in_image = |name: &str| image.iter().any(|(known, _)| known == name);
+    let defaults = defaults.iter().filter(|(name, _)| !in_image(name)).map(own);
+    let below = defaults.chain(image.iter().cloned()).filter(|(name, _)| !step.env.contains_key(name));
+    below.chain(step.env.iter().map(|(name, value)| (name.clone(), value.clone()))).collect()
 }
 
 /// Opens a module of the artifact. The tree was unpacked by us, but its links are the guest's: none is followed out of it.
@@ -195,15 +203,19 @@ mod tests {
 
     #[test]
     fn a_script_has_a_path_and_a_home_that_its_step_may_change_and_a_module_has_neither() {
-        let environment = |run: &str, env: &[(&str, &str)]| {
+        let environment = |run: &str, env: &[(&str, &str)], image: &[(&str, &str)]| {
+            let image: Vec<_> = image.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
             let env = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
             let flags = Overrides { run: Some(run.to_owned()), env, ..Overrides::default() };
-            environment(&load(&[], &flags, &Surroundings::default()).unwrap()[0])
+            environment(&load(&[], &flags, &Surroundings::default()).unwrap()[0], &image)
         };
         let pair = |(k, v): (&str, &str)| (k.to_owned(), v.to_owned());
-        assert_eq!(environment("make", &[]), SCRIPT_ENV.map(pair));
+        assert_eq!(environment("make", &[], &[]), SCRIPT_ENV.map(pair));
         let changed = [("HOME", "/tmp"), ("A", "b"), ("PATH", "/x")];
-        assert_eq!(environment("make", &[("PATH", "/x"), ("A", "b")]), changed.map(pair));
-        assert_eq!(environment("x.wasm", &[("A", "b")]), [pair(("A", "b"))]);
+        assert_eq!(environment("make", &[("PATH", "/x"), ("A", "b")], &[]), changed.map(pair));
+        let image = [("PATH", "/image"), ("A", "image"), ("B", "image")];
+        let both = [("HOME", "/tmp"), ("PATH", "/image"), ("B", "image"), ("A", "b")];
+        assert_eq!(environment("make", &[("A", "b")], &image), both.map(pair));
+        assert_eq!(environment("x.wasm", &[("A", "b")], &[]), [pair(("A", "b"))]);
     }
 }

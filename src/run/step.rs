@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::image::{self, Prepared};
 use super::machine::{self, Machine};
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
@@ -21,11 +22,13 @@ use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, 
 use crate::backend::channel::Cancel;
 use crate::backend::wasm::{ModuleFile, runtimes};
 use crate::backend::{Backend, Engines, MachineParts, Output, Plan, PrepareError, firecracker};
+use crate::env::Env;
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
-use crate::image::Image;
+use crate::image::Cache;
+use crate::image::store::StoreError;
 use crate::report::guest_junit;
-use crate::report::{ArtifactRecord, ImageRecord, RefusalRecord, StepReport};
+use crate::report::{ArtifactRecord, RefusalRecord, StepReport};
 use crate::spec::{ArtifactSource, BackendChoice, ImageSource, Sha256Digest, Step};
 
 /// How long bringing in an artifact may take.
@@ -154,20 +157,8 @@ impl Attempt<'_> {
         into: &Path,
         cancel: &mut Cancel,
     ) -> Option<Summary> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut work = {
-            let (stop, into) = (Arc::clone(&stop), into.to_owned());
-            tokio::task::spawn_blocking(move || what.into_directory(&into, &stop))
-        };
-        let brought = tokio::select! {
-            brought = &mut work => brought,
-            signal = crate::backend::channel::cancelled(cancel) => {
-                stop.store(true, Ordering::Relaxed);
-                let _ = work.await;
-                record::cancel(self.report, signal);
-                return None;
-            }
-        };
+        let into = into.to_owned();
+        let brought = self.blocking(move |stop| what.into_directory(&into, stop), cancel).await.ok()?;
         match brought {
             Ok(Ok(summary)) => return Some(summary),
             Ok(Err(ArtifactError::Rejected(rejection))) => {
@@ -198,11 +189,17 @@ impl Attempt<'_> {
         {
             return self.passed_over(more, why);
         }
-        let Ok(rootfs) = self.image(backend, &scratch, cancel).await else { return true };
-        let machine = match self.machine(backend, ready, &scratch, rootfs.as_deref()).await {
+        // Held until the boundary is gone: what is in the cache stays there meanwhile.
+        let Ok(image) = self.image(backend, cancel).await else { return true };
+        let mut dispatch = ready.dispatch.clone();
+        if let Some(image) = &image {
+            payload::adopt(&mut dispatch, self.step, &image.env, image.user);
+        }
+        let machine = match self.machine(backend, ready, &scratch, image.as_ref()).await {
             Ok(machine) => machine,
             Err(why) => return self.passed_over(more, *why),
         };
+        let rootfs = image.as_ref().and_then(|image| image.root.clone());
         let plan = self.plan(ready, scratch, rootfs, machine.as_ref().map(|m| m.parts.clone()));
         let (output, shown) = match self.output() {
             Ok(both) => both,
@@ -221,7 +218,7 @@ impl Attempt<'_> {
         };
         let (passage, written) = {
             let mut output = output;
-            let passage = pass(request, ready.dispatch.clone(), &mut output, cancel).await;
+            let passage = pass(request, dispatch, &mut output, cancel).await;
             (passage, output.finish())
         };
         // What the guest printed is told before the step's end is, or whoever shows it live would lose it.
@@ -271,13 +268,18 @@ impl Attempt<'_> {
         backend: Backend,
         ready: &Ready,
         scratch: &Path,
-        rootfs: Option<&Path>,
+        image: Option<&Prepared>,
     ) -> Result<Option<Machine>, Box<(Exit, RefusalRecord)>> {
-        let (Backend::Firecracker, Some(rootfs)) = (backend, rootfs) else { return Ok(None) };
+        let Some(rootfs) = image.filter(|_| backend == Backend::Firecracker).and_then(|image| {
+            let stored = image.stored.clone().map(machine::Root::Stored);
+            stored.or_else(|| image.root.clone().map(machine::Root::Tree))
+        }) else {
+            return Ok(None);
+        };
         self.progress("making kernel and images ready");
         let sources = machine::Sources {
             kernel: self.step.kernel.clone(),
-            rootfs: machine::Root::Tree(rootfs.to_owned()),
+            rootfs,
             workspace: ready.workspace.clone(),
             mounts: self.step.mounts.clone(),
             scratch: scratch.to_owned(),
@@ -293,49 +295,56 @@ impl Attempt<'_> {
 
     /// The root file system for a backend that has one; none for the runner's own toolchain. After an `Err` the report
     /// says why.
-    async fn image(
-        &mut self,
-        backend: Backend,
-        scratch: &Path,
-        cancel: &mut Cancel,
-    ) -> Result<Option<PathBuf>, Settled> {
+    async fn image(&mut self, backend: Backend, cancel: &mut Cancel) -> Result<Option<Prepared>, Settled> {
         if backend == Backend::Wasm {
             return Ok(None);
         }
         let source = self.step.image.clone().unwrap_or(ImageSource::Host);
-        let reference = source.to_string();
-        let (root, digest) = match source {
-            ImageSource::Host => {
-                self.report.image = Some(ImageRecord { reference, digest: None });
-                return Ok(None);
-            }
-            ImageSource::Dir(path) => (path, None),
-            ImageSource::Tar(path) => {
-                let root = scratch.join("image");
-                if let Err(e) = make_open(&root) {
-                    self.internal("image", format!("failed to make {}: {e}", root.display()));
-                    return Err(Settled);
-                }
-                let purpose = Purpose::RootFs;
-                let what = Bring { path, purpose, sha256: self.step.image_digest, exclude: Vec::new() };
-                let brought = self.bring("image", &reference, what, &root, cancel).await.ok_or(Settled)?;
-                (root, Some(brought.sha256.to_string()))
-            }
-            ImageSource::OciLayout(_) | ImageSource::DockerArchive(_) | ImageSource::Registry(_) => {
-                let message = format!("this release of plimsoll does not read images from {reference}");
-                let help = "unpack it, and name the tree with `image: dir:PATH`";
-                refuse(self.report, Exit::Rejected, refusal("image", "image-source", message, help));
-                return Err(Settled);
-            }
+        let (digest, fallback) = (self.step.image_digest, self.context.scratch.join("cache"));
+        let work = move |stop: &AtomicBool| {
+            let cache =
+                Cache::of_user(&Env::process(), &fallback).map_err(|e| image::Trouble::from(StoreError::from(e)))?;
+            let terms = image::Terms { cache: &cache, digest, deadline: ARTIFACT_DEADLINE, stop };
+            let mut prepared = image::prepare(&source, &terms)?;
+            prepared.notices.extend(cache.notice().filter(|_| prepared.stored.is_some()).map(str::to_owned));
+            Ok::<_, Box<image::Trouble>>(prepared)
         };
-        match Image::directory(&reference, &root, digest) {
-            Ok(image) => {
-                self.report.image = Some(ImageRecord { reference, digest: image.digest });
-                Ok(image.root)
+        match self.blocking(work, cancel).await? {
+            Ok(Ok(prepared)) => {
+                self.report.image = Some(prepared.record.clone());
+                for notice in &prepared.notices {
+                    if !self.report.notices.contains(notice) {
+                        self.report.notices.push(notice.clone());
+                    }
+                }
+                return Ok(Some(prepared));
             }
-            Err(e) => {
-                let message = format!("image {reference}: {}", crate::text::chain(&e));
-                refuse(self.report, Exit::Rejected, refusal("image", "image-rejected", message, "see `sandbox.image`"));
+            Ok(Err(trouble)) => {
+                let image::Trouble { exit, reason, message, help } = *trouble;
+                refuse(self.report, exit, refusal("image", reason, message, &help));
+            }
+            Err(panic) => self.internal("image", panic.to_string()),
+        }
+        Err(Settled)
+    }
+
+    /// Does something that blocks, until the run is cancelled; after an `Err` the report says so.
+    async fn blocking<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&AtomicBool) -> T + Send + 'static,
+        cancel: &mut Cancel,
+    ) -> Result<Result<T, tokio::task::JoinError>, Settled> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut work = {
+            let stop = Arc::clone(&stop);
+            tokio::task::spawn_blocking(move || work(&stop))
+        };
+        tokio::select! {
+            done = &mut work => Ok(done),
+            signal = crate::backend::channel::cancelled(cancel) => {
+                stop.store(true, Ordering::Relaxed);
+                let _ = work.await;
+                record::cancel(self.report, signal);
                 Err(Settled)
             }
         }

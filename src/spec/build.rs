@@ -300,6 +300,10 @@ impl<'b, 'r> Builder<'b, 'r> {
             Some(found) if source == ImageSource::Host => {
                 return Err(SpecError::invalid(&found.place, "the host's own tree has no digest"));
             }
+            // Or a digest that nothing is compared with would satisfy a policy that lists it.
+            Some(found) if matches!(source, ImageSource::Dir(_)) => {
+                return Err(SpecError::invalid(&found.place, "a directory has no digest"));
+            }
             Some(found) => Some(check::digest(&found.place, &found.value.0)?),
             None => None,
         };
@@ -311,12 +315,23 @@ impl<'b, 'r> Builder<'b, 'r> {
         if text == "host" {
             return Ok(ImageSource::Host);
         }
-        if let Some((scheme, path)) = text.split_once(':') {
-            let path = || self.host_path(place, path, found.layer);
+        if let Some((scheme, rest)) = text.split_once(':') {
+            let path = || self.host_path(place, rest, found.layer);
             match scheme {
                 "dir" => return path().map(ImageSource::Dir),
                 "tar" => return path().map(ImageSource::Tar),
-                "oci-layout" => return path().map(ImageSource::OciLayout),
+                "oci-layout" => {
+                    // What follows the last colon is a tag, unless it goes on with the path.
+                    let (path, tag) = match rest.rsplit_once(':') {
+                        Some((path, tag)) if !tag.contains('/') => (path, Some(tag.to_owned())),
+                        _ => (rest, None),
+                    };
+                    if tag.as_deref() == Some("") {
+                        return Err(SpecError::invalid(place, "an empty tag"));
+                    }
+                    let path = self.host_path(place, path, found.layer)?;
+                    return Ok(ImageSource::OciLayout { path, tag });
+                }
                 "docker-archive" => return path().map(ImageSource::DockerArchive),
                 // A registry's reference has colons too.
                 _ => {}
@@ -328,7 +343,7 @@ impl<'b, 'r> Builder<'b, 'r> {
         Err(SpecError::invalid_help(
             place,
             format!("`{}` is no image", shown(text)),
-            "write `host`, `dir:PATH`, `tar:PATH`, `oci-layout:PATH`, `docker-archive:PATH`, or a reference such as `ghcr.io/acme/python:3`",
+            "write `host`, `dir:PATH`, `tar:PATH`, `oci-layout:PATH[:TAG]`, `docker-archive:PATH`, or a reference such as `ghcr.io/acme/python:3`",
         ))
     }
 

@@ -326,7 +326,7 @@ impl Application<'_> {
         if let Some(
             ImageSource::Dir(path)
             | ImageSource::Tar(path)
-            | ImageSource::OciLayout(path)
+            | ImageSource::OciLayout { path, .. }
             | ImageSource::DockerArchive(path),
         ) = &mut self.step.image
         {

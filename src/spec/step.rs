@@ -268,8 +268,13 @@ pub enum ImageSource {
     Dir(PathBuf),
     /// A tar archive.
     Tar(PathBuf),
-    /// An OCI image layout.
-    OciLayout(PathBuf),
+    /// An OCI image layout, and which of its images; the only one without a tag.
+    OciLayout {
+        /// Its directory.
+        path: PathBuf,
+        /// `org.opencontainers.image.ref.name` of the image.
+        tag: Option<String>,
+    },
     /// What `docker save` wrote.
     DockerArchive(PathBuf),
     /// A reference to a registry's image.
@@ -283,7 +288,8 @@ impl fmt::Display for ImageSource {
             ImageSource::Host => f.write_str("host"),
             ImageSource::Dir(path) => write!(f, "dir:{}", path.display()),
             ImageSource::Tar(path) => write!(f, "tar:{}", path.display()),
-            ImageSource::OciLayout(path) => write!(f, "oci-layout:{}", path.display()),
+            ImageSource::OciLayout { path, tag: None } => write!(f, "oci-layout:{}", path.display()),
+            ImageSource::OciLayout { path, tag: Some(tag) } => write!(f, "oci-layout:{}:{tag}", path.display()),
             ImageSource::DockerArchive(path) => write!(f, "docker-archive:{}", path.display()),
             ImageSource::Registry(reference) => f.write_str(reference),
         }

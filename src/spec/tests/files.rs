@@ -55,7 +55,7 @@ fn the_designs_example_is_read_whole() {
     assert_eq!(step.working_directory, PathBuf::new());
     assert_eq!(step.backend, BackendChoice::Firecracker);
     assert_eq!((step.minimum_isolation, step.floor()), (Some(Tier::Vm), Tier::Vm));
-    assert_eq!(step.image, Some(ImageSource::OciLayout("ci/build/python".into())));
+    assert_eq!(step.image, Some(ImageSource::OciLayout { path: "ci/build/python".into(), tag: None }));
     assert_eq!(step.image_digest, Some(Sha256Digest::of(b"")));
     assert_eq!(step.kernel, Kernel::Distro);
     assert_eq!(step.limits.milli_cpus, 1500);
@@ -215,6 +215,15 @@ fn images() {
     assert_eq!(image("dir:rootfs").unwrap(), some(ImageSource::Dir("ci/rootfs".into())));
     assert_eq!(image("tar:/x/r.tar").unwrap(), some(ImageSource::Tar("/x/r.tar".into())));
     assert_eq!(image("docker-archive:i.tar").unwrap(), some(ImageSource::DockerArchive("ci/i.tar".into())));
+    for (text, path, tag) in [
+        ("a/b", "ci/a/b", None),
+        ("a/b:3.12", "ci/a/b", Some("3.12")),
+        ("/a:b/c", "/a:b/c", None),
+        ("/a:b/c:d", "/a:b/c", Some("d")),
+    ] {
+        let (text, tag) = (format!("oci-layout:{text}"), tag.map(str::to_owned));
+        assert_eq!(image(&text).unwrap(), some(ImageSource::OciLayout { path: path.into(), tag }));
+    }
     for reference in
         ["python", "python:3.12-slim", "ghcr.io/acme/py@sha256:".to_owned().as_str(), "localhost:5000/a/b:c", "dart:3"]
     {
@@ -228,6 +237,8 @@ fn images() {
     for bad in [
         "",
         "dir:",
+        "oci-layout:",
+        "oci-layout:x:",
         "Dir:x",
         "oci:./x",
         "https://x/y",
