@@ -21,7 +21,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use plimsoll::artifact::{Acquire, Budget, Error, Purpose, Rule, Summary, acquire};
+use plimsoll::artifact::helper::apply_in_helper;
+use plimsoll::artifact::layers::{self, Applied, Layer};
+use plimsoll::artifact::{Acquire, Budget, Digest, Error, Purpose, Rule, Summary, acquire};
 use plimsoll::run::unpacker;
 
 /// Says that this process is the plain user's turn.
@@ -38,12 +40,14 @@ fn main() -> ExitCode {
         let demanded = must.split(',').any(|name| matches!(name, "wasm" | "all"));
         return if demanded { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 7] = [
         ("every_format_unpacks_in_the_jail", every_format_unpacks_in_the_jail),
         ("a_refusal_comes_out_of_the_jail_and_nothing_stays", a_refusal_comes_out_of_the_jail_and_nothing_stays),
         ("many_files_in_many_directories", many_files_in_many_directories),
         ("the_largest_windows_fit_in_the_jail", the_largest_windows_fit_in_the_jail),
         ("a_file_that_only_its_owner_may_read", a_file_that_only_its_owner_may_read),
+        ("layers_are_applied_in_the_jail", layers_are_applied_in_the_jail),
+        ("a_layer_that_is_refused_leaves_nothing", a_layer_that_is_refused_leaves_nothing),
     ];
     let mut trials: Vec<Trial> = tests
         .into_iter()
@@ -225,4 +229,62 @@ fn a_file_that_only_its_owner_may_read() {
     use std::os::unix::fs::PermissionsExt;
     let (_, result) = unpack(&small(), |path| fs::set_permissions(path, PermissionsExt::from_mode(0o400)).unwrap());
     assert_eq!(result.unwrap().files, 3);
+}
+
+/// Applies layers by the jailed helper, each in a file of its own.
+fn apply(layers: &[Vec<u8>], change: impl FnOnce(&mut layers::Request)) -> (tempfile::TempDir, Result<Applied, Error>) {
+    let place = tempfile::tempdir().unwrap();
+    let (mut files, mut described) = (Vec::new(), Vec::new());
+    for tar in layers {
+        let mut file = tempfile::tempfile().unwrap();
+        let packed = gzip(tar);
+        file.write_all(&packed).unwrap();
+        described.push(Layer {
+            file: files.len(),
+            offset: 0,
+            length: packed.len() as u64,
+            sha256: Some(Digest::of(&packed)),
+            diff_id: Digest::of(tar),
+        });
+        files.push(file);
+    }
+    let mut request = layers::Request { layers: described, budget: Budget::default() };
+    change(&mut request);
+    let into = File::open(place.path()).unwrap();
+    let (deadline, stop) = (Duration::from_secs(300), AtomicBool::new(false));
+    let result = apply_in_helper(&files, into.as_fd(), &request, deadline, &stop, unpacker::start);
+    (place, result)
+}
+
+/// As many layers as there may be, and a tree as deep: each takes an fd.
+fn layers_are_applied_in_the_jail() {
+    let deep = vec!["d"; 63].join("/");
+    let mut all: Vec<_> = (0..layers::MAX_LAYERS - 1)
+        .map(|n| tar([("a/file".to_owned(), b"content".to_vec()), (format!("{deep}/{n}"), vec![b'x'; n])]))
+        .collect();
+    all.push(tar([("a/file".to_owned(), b"last".to_vec()), (format!("{deep}/.wh.7"), Vec::new())]));
+    let (place, result) = apply(&all, |_| ());
+    // In each layer a file, a hard link to it, and one that stays; one of those is hidden at last.
+    assert_eq!(result.unwrap().files, 2 + layers::MAX_LAYERS as u64 - 2);
+    assert_eq!(fs::read_to_string(place.path().join("link")).unwrap(), "last");
+    assert_eq!(fs::metadata(place.path().join(&deep).join("125")).unwrap().len(), 125);
+    assert!(!place.path().join(&deep).join("7").exists());
+    all.push(tar([("a/file".to_owned(), Vec::new())]));
+    assert!(matches!(apply(&all, |_| ()).1, Err(Error::Rejected(r)) if r.rule == Rule::BudgetFiles));
+}
+
+fn a_layer_that_is_refused_leaves_nothing() {
+    let good = tar([("a/file".to_owned(), b"content".to_vec())]);
+    let other = Digest::of(b"other");
+    let changes: [(&dyn Fn(&mut layers::Request), Rule); 4] = [
+        (&|r| r.layers[1].sha256 = Some(other), Rule::Sha256),
+        (&|r| r.layers[1].diff_id = other, Rule::Sha256),
+        (&|r| r.budget.files = 5, Rule::BudgetFiles),
+        (&|r| (r.layers[1].length, r.layers[1].sha256) = (30, None), Rule::Truncated),
+    ];
+    for (change, rule) in changes {
+        let (place, result) = apply(&[good.clone(), good.clone()], change);
+        assert!(matches!(&result, Err(Error::Rejected(r)) if r.rule == rule), "{rule}: {result:?}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
 }

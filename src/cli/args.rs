@@ -91,7 +91,7 @@ pub struct StepArgs {
     #[arg(long, value_name = "CONTROL", value_delimiter = ',', help_heading = "Boundary")]
     pub require: Vec<String>,
 
-    /// Root file system: host, dir:PATH, tar:PATH
+    /// Root file system: host, dir:PATH, tar:PATH, oci-layout:PATH[:TAG], docker-archive:PATH
     #[arg(long, value_name = "IMAGE", help_heading = "Boundary")]
     pub image: Option<String>,
 

@@ -104,7 +104,7 @@ pub struct RawSandbox {
     #[schemars(with = "Option<Vec<ControlId>>")]
     pub require: Option<Vec<Text>>,
     /// The file system around the code: `host` (this machine's own toolchain, read-only; gvisor's default), `dir:PATH`,
-    /// `tar:PATH`, `oci-layout:PATH`, `docker-archive:PATH`, or a registry reference.
+    /// `tar:PATH`, `oci-layout:PATH[:TAG]`, `docker-archive:PATH`, or a registry reference.
     #[schemars(with = "Option<String>", extend("examples" = ["host", "dir:build/rootfs", "tar:build/rootfs.tar"]))]
     pub image: Option<Text>,
     /// Digest that the image must have: `sha256:` and 64 hexadecimal digits.

@@ -357,4 +357,4 @@ impl Members for Image<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

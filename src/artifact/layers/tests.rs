@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// A member: path, and what it is. `/` at the end: a directory; `-> x`: a symbolic link; `=> x`: a hard link; else content.
-type Entry<'a> = (&'a str, &'a str);
+pub type Entry<'a> = (&'a str, &'a str);
 
-fn tar_of(members: &[Entry<'_>]) -> Vec<u8> {
+pub fn tar_of(members: &[Entry<'_>]) -> Vec<u8> {
     let mut builder = ::tar::Builder::new(Vec::new());
     for (name, what) in members {
         let mut header = ::tar::Header::new_gnu();
@@ -61,7 +61,7 @@ fn applied_with(
 }
 
 /// Every path in a tree: `/`, `-> target` or content.
-fn listing(root: &std::path::Path) -> BTreeMap<String, String> {
+pub fn listing(root: &std::path::Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut todo = vec![root.to_owned()];
     while let Some(directory) = todo.pop() {

@@ -4,6 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::artifact::Rule;
+use crate::artifact::layers::tests::{Entry, listing, tar_of};
 
 pub const ARCH: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
 
@@ -266,4 +267,51 @@ fn an_archive_of_several_images_or_of_none_is_refused() {
         fs::write(file.path(), &whole[..length]).unwrap();
         assert!(open_archive(file.path(), None).is_err(), "cut to {length}");
     }
+}
+
+/// Layers that do to each other what layers can.
+const LAYERS: [&[Entry<'_>]; 4] = [
+    &[
+        ("d/", ""),
+        ("d/a", "1"),
+        ("d/b", "2"),
+        ("d/e/", ""),
+        ("d/e/f", "3"),
+        ("f", "4"),
+        ("l", "-> d"),
+        ("usr/", ""),
+        ("usr/lib/", ""),
+        ("usr/lib/x", "5"),
+        ("lib", "-> usr/lib"),
+        ("h", "6"),
+    ],
+    &[("d/.wh.a", ""), ("f/", ""), ("f/x", "7"), ("lib/y", "8"), ("h2", "=> h"), ("gone/", ""), ("gone/z", "9")],
+    &[("d/.wh..wh..opq", ""), ("d/new", "10"), (".wh.l", ""), ("h", "11"), ("usr/", ""), (".wh.gone", "")],
+    &[("f", "12"), ("h3", "=> h2"), ("lib/.wh.x", ""), ("gone", "-> nowhere"), ("/abs", "13")],
+];
+
+#[test]
+fn umoci_makes_the_same_tree_of_the_same_layers() {
+    let layout = Layout::new();
+    let tars = LAYERS.map(tar_of);
+    let manifest = layout.image(&tars.each_ref().map(Vec::as_slice), "");
+    layout.index(&[descriptor(MANIFEST, manifest.as_bytes(), &tagged("t"))]);
+    let opened = layout.open(None).unwrap();
+    let (ours, theirs) = (layout.dir.path().join("ours"), layout.dir.path().join("theirs"));
+    fs::create_dir(&ours).unwrap();
+    let request =
+        crate::artifact::layers::Request { layers: opened.layers, budget: crate::artifact::Budget::default() };
+    crate::artifact::layers::apply(&opened.files, File::open(&ours).unwrap().into(), &request).unwrap();
+    let found = listing(&ours);
+    assert_eq!((found["d/new"].as_str(), found["usr/lib/y"].as_str(), found["h3"].as_str()), ("10", "8", "6"));
+    assert!(["d/a", "d/e", "l", "usr/lib/x", "gone/z"].iter().all(|name| !found.contains_key(*name)), "{found:?}");
+
+    let image = format!("{}:t", layout.dir.path().display());
+    let ran =
+        std::process::Command::new("umoci").args(["unpack", "--rootless", "--image", &image]).arg(&theirs).output();
+    match ran {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(e) => return eprintln!("skipped: umoci can't be run ({e})"),
+    }
+    assert_eq!(found, listing(&theirs.join("rootfs")));
 }
