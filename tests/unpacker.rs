@@ -24,7 +24,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use plimsoll::artifact::helper::apply_in_helper;
 use plimsoll::artifact::layers::{self, Applied, Layer};
 use plimsoll::artifact::{Acquire, Budget, Digest, Error, Purpose, Rule, Summary, acquire};
-use plimsoll::run::unpacker;
+use plimsoll::image::Cache;
+use plimsoll::run::{image, unpacker};
+use plimsoll::spec::ImageSource;
 
 /// Says that this process is the plain user's turn.
 const PLAIN: &str = "--as-a-plain-user";
@@ -40,7 +42,7 @@ fn main() -> ExitCode {
         let demanded = must.split(',').any(|name| matches!(name, "wasm" | "all"));
         return if demanded { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
-    let tests: [(&str, fn()); 7] = [
+    let tests: [(&str, fn()); 8] = [
         ("every_format_unpacks_in_the_jail", every_format_unpacks_in_the_jail),
         ("a_refusal_comes_out_of_the_jail_and_nothing_stays", a_refusal_comes_out_of_the_jail_and_nothing_stays),
         ("many_files_in_many_directories", many_files_in_many_directories),
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         ("a_file_that_only_its_owner_may_read", a_file_that_only_its_owner_may_read),
         ("layers_are_applied_in_the_jail", layers_are_applied_in_the_jail),
         ("a_layer_that_is_refused_leaves_nothing", a_layer_that_is_refused_leaves_nothing),
+        ("an_image_is_unpacked_once_and_found_again", an_image_is_unpacked_once_and_found_again),
     ];
     let mut trials: Vec<Trial> = tests
         .into_iter()
@@ -287,4 +290,56 @@ fn a_layer_that_is_refused_leaves_nothing() {
         assert!(matches!(&result, Err(Error::Rejected(r)) if r.rule == rule), "{rule}: {result:?}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }
+}
+
+fn an_image_is_unpacked_once_and_found_again() {
+    let place = tempfile::tempdir().unwrap();
+    let cache = Cache::at(&place.path().join("cache")).unwrap();
+    let stop = AtomicBool::new(false);
+    let prepare = |source: &ImageSource, digest: Option<Digest>| {
+        image::prepare(source, &image::Terms { cache: &cache, digest, deadline: Duration::from_secs(300), stop: &stop })
+    };
+    let files = ["bin/tool", "etc/passwd"].map(|name| (name.to_owned(), b"app:x:5:6::/:/bin/sh\n".to_vec()));
+    let layer = tar(files.into_iter().chain([("a/file".to_owned(), b"content".to_vec())]));
+
+    let path = place.path().join("root.tar");
+    fs::write(&path, &layer).unwrap();
+    let source = ImageSource::Tar(path);
+    let first = prepare(&source, Some(Digest::of(&layer))).unwrap();
+    let again = prepare(&source, None).unwrap();
+    assert!(first.stored.unwrap().is_fresh() && !again.stored.unwrap().is_fresh() && first.root == again.root);
+    assert_eq!(again.record.digest, Some(Digest::of(&layer).to_string()));
+    assert_eq!(prepare(&source, Some(Digest::of(b"x"))).unwrap_err().reason, "sha256");
+
+    let saved = |user: &str| {
+        let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+        let config = format!(
+            r#"{{"os":"linux","architecture":"{arch}","config":{{"User":"{user}","Env":["A=b"],"WorkingDir":"/srv"}},"rootfs":{{"diff_ids":["sha256:{}"]}}}}"#,
+            Digest::of(&layer)
+        );
+        let mut builder = tar::Builder::new(Vec::new());
+        let list = br#"[{"Config":"config.json","Layers":["layer.tar"]}]"#;
+        for (name, content) in [("layer.tar", &layer[..]), ("config.json", config.as_bytes()), ("manifest.json", list)]
+        {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            builder.append_data(&mut header, name, content).unwrap();
+        }
+        let path = place.path().join(format!("saved-{user}.tar"));
+        fs::write(&path, builder.into_inner().unwrap()).unwrap();
+        (ImageSource::DockerArchive(path), Digest::of(config.as_bytes()))
+    };
+    let (source, id) = saved("app");
+    let prepared = prepare(&source, Some(id)).unwrap();
+    assert_eq!((prepared.user, prepared.env), (Some((5, 6)), vec![("A".to_owned(), "b".to_owned())]));
+    assert!(
+        prepared.notices.len() == 1 && prepared.notices[0].contains("`/srv` is not used"),
+        "{:?}",
+        prepared.notices
+    );
+    assert_eq!(fs::read_to_string(prepared.root.unwrap().join("link")).unwrap(), "content");
+    let root = prepare(&saved("root").0, None).unwrap();
+    assert!(root.user == Some(plimsoll::image::rootfs::GUEST_USER) && root.notices.len() == 2, "{root:?}");
+    assert!(prepare(&saved("nobody").0, None).unwrap_err().message.contains("no `nobody`"));
+    assert_eq!(prepare(&source, Some(Digest::of(b"x"))).unwrap_err().reason, "sha256");
 }

@@ -61,7 +61,8 @@ pub fn resolve(root: &Path, user: &str) -> Result<User, UserError> {
     let known =
         |named: &[&str]| -> Option<(u32, u32)> { Some((named.get(2)?.parse().ok()?, named.get(3)?.parse().ok()?)) };
     let (uid, own) = match name.parse::<u32>() {
-        _ if name.is_empty() => (0, 0),
+        // Also where an image has no lists, which one made from scratch does not.
+        _ if matches!(name, "" | "root") => (0, 0),
         // A number needs no entry, and has no group then.
         Ok(uid) => {
             let entry = lookup(root, "etc/passwd", |fields| known(fields).filter(|ids| ids.0 == uid)).ok().flatten();
@@ -73,6 +74,7 @@ pub fn resolve(root: &Path, user: &str) -> Result<User, UserError> {
     let gid = match group.map(|group| (group, group.parse::<u32>())) {
         None => own,
         Some((_, Ok(gid))) => gid,
+        Some(("root", _)) => 0,
         Some((group, Err(_))) => {
             lookup(root, "etc/group", |fields| fields.get(2)?.parse().ok().filter(|_| fields[0] == group))?
                 .ok_or_else(|| UserError::Unknown { file: "/etc/group", name: group.to_owned() })?
@@ -171,7 +173,9 @@ mod tests {
         fs::remove_file(image.path().join("etc/passwd")).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", image.path().join("etc/passwd")).unwrap();
         assert!(matches!(resolve(image.path(), "daemon"), Err(UserError::Io { .. })));
-        assert_eq!(resolve(image.path(), "5:6").unwrap().ids, (5, 6), "numbers need no list");
+        for (user, ids) in [("5:6", (5, 6)), ("root:root", GUEST_USER)] {
+            assert_eq!(resolve(image.path(), user).unwrap().ids, ids, "{user} needs no list");
+        }
     }
 
     proptest! {

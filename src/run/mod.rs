@@ -23,7 +23,7 @@ use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, Staging, StepReport,
 use crate::spec::{Policy, PolicyRefusal, Step};
 
 pub mod host;
-mod image;
+pub mod image;
 mod machine;
 mod payload;
 mod record;

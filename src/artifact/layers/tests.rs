@@ -211,7 +211,8 @@ fn digests_of_the_content_are_compared_and_compressions_told_by_content() {
     gzip.write_all(&tar).unwrap();
     for packed in [gzip.finish().unwrap(), zstd::encode_all(&tar[..], 1).unwrap()] {
         let diff_id = Digest::of(&tar);
-        let (dir, result) = applied_with(&[packed.clone()], Budget::default(), |r| r.layers[0].diff_id = diff_id);
+        let (dir, result) =
+            applied_with(std::slice::from_ref(&packed), Budget::default(), |r| r.layers[0].diff_id = diff_id);
         assert_eq!((result.unwrap().files, listing(dir.path()).len()), (1, 1));
         let (_, result) = applied_with(&[packed], Budget::default(), |_| ());
         assert!(matches!(result, Err(Error::Rejected(r)) if r.rule == Rule::Sha256 && r.message.contains("layer 1")));

@@ -278,7 +278,7 @@ mod tests {
         let env: Vec<_> = facts.env.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         assert_eq!(env, [("B", "x=y"), ("A", "2"), ("C", "")]);
         assert_eq!((facts.user.as_str(), facts.working_directory.as_str(), diff_ids.len()), ("app", "/srv", 1));
-        let bare = format!(r#"{{"os":"linux","architecture":"amd64","config":null,"rootfs":{{"diff_ids":[]}}}}"#);
+        let bare = r#"{"os":"linux","architecture":"amd64","config":null,"rootfs":{"diff_ids":[]}}"#;
         if cfg!(target_arch = "x86_64") {
             assert_eq!(Configuration::parse(bare.as_bytes()).unwrap().0, Facts::default());
         }

@@ -125,7 +125,8 @@ fn damaged_foreign_and_hostile_layouts_are_refused() {
         layout.open(None)
     };
     assert!(image(&|_, _| ()).is_ok());
-    let cases: [(&str, &dyn Fn(&Layout, &str)); 9] = [
+    type Damage<'d> = &'d dyn Fn(&Layout, &str);
+    let cases: [(&str, Damage<'_>); 9] = [
         ("no oci-layout", &|l, _| fs::remove_file(l.dir.path().join("oci-layout")).unwrap()),
         ("another version", &|l, _| {
             fs::write(l.dir.path().join("oci-layout"), r#"{"imageLayoutVersion":"2.0"}"#).unwrap();
