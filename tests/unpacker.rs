@@ -26,7 +26,7 @@ use plimsoll::artifact::layers::{self, Applied, Layer};
 use plimsoll::artifact::{Acquire, Budget, Digest, Error, Purpose, Rule, Summary, acquire};
 use plimsoll::image::Cache;
 use plimsoll::run::{image, unpacker};
-use plimsoll::spec::{ImageSource, Sha256Digest};
+use plimsoll::spec::ImageSource;
 
 /// Says that this process is the plain user's turn.
 const PLAIN: &str = "--as-a-plain-user";
@@ -279,7 +279,8 @@ fn layers_are_applied_in_the_jail() {
 fn a_layer_that_is_refused_leaves_nothing() {
     let good = tar([("a/file".to_owned(), b"content".to_vec())]);
     let other = Digest::of(b"other");
-    let changes: [(&dyn Fn(&mut layers::Request), Rule); 4] = [
+    type Change<'c> = &'c dyn Fn(&mut layers::Request);
+    let changes: [(Change<'_>, Rule); 4] = [
         (&|r| r.layers[1].sha256 = Some(other), Rule::Sha256),
         (&|r| r.layers[1].diff_id = other, Rule::Sha256),
         (&|r| r.budget.files = 5, Rule::BudgetFiles),

@@ -100,7 +100,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
         let digest = Digest::of(b"image");
-        let fill = |_: &File| Ok(fs::write(dir.path().join("unpacked"), "").unwrap());
+        let fill = |_: &File| {
+            fs::write(dir.path().join("unpacked"), "").unwrap();
+            Ok(())
+        };
         let first = tree(&cache, "test", digest, fill).unwrap();
         let again = tree(&cache, "test", digest, |_| panic!("it is there")).unwrap();
         assert!(first.is_fresh() && !again.is_fresh() && first.path() == again.path());

@@ -21,7 +21,7 @@ use crate::image::oci::{self, OciError, Opened};
 use crate::image::store::{self, StoreError, Stored};
 use crate::image::{Cache, Image, ImageError, user};
 use crate::report::ImageRecord;
-use crate::spec::{ImageSource, Sha256Digest};
+use crate::spec::ImageSource;
 
 /// A step's image, ready to be shown.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ pub struct Terms<'a> {
     /// Where unpacked images are kept.
     pub cache: &'a Cache,
     /// What the step says that its digest is.
-    pub digest: Option<Sha256Digest>,
+    pub digest: Option<Digest>,
     /// How long unpacking may take.
     pub deadline: Duration,
     /// Set to end it early.
@@ -129,10 +129,10 @@ pub fn prepare(source: &ImageSource, terms: &Terms<'_>) -> Result<Prepared, Box<
         }),
         ImageSource::Dir(path) => shown(&reference, path, None, None),
         ImageSource::Tar(path) => tar(&reference, path, terms),
-        ImageSource::OciLayout { path, tag } => oci::open_layout(path, tag.as_deref(), expected(terms))
+        ImageSource::OciLayout { path, tag } => oci::open_layout(path, tag.as_deref(), terms.digest)
             .map_err(Trouble::from)
             .and_then(|opened| layered(&reference, &opened, terms)),
-        ImageSource::DockerArchive(path) => oci::open_archive(path, expected(terms))
+        ImageSource::DockerArchive(path) => oci::open_archive(path, terms.digest)
             .map_err(Trouble::from)
             .and_then(|opened| layered(&reference, &opened, terms)),
         ImageSource::Registry(_) => Err(Trouble::rejected(
@@ -142,10 +142,6 @@ pub fn prepare(source: &ImageSource, terms: &Terms<'_>) -> Result<Prepared, Box<
         )),
     };
     found.map_err(|trouble| Box::new(Trouble { message: format!("image {reference}: {}", trouble.message), ..trouble }))
-}
-
-fn expected(terms: &Terms<'_>) -> Option<Digest> {
-    terms.digest
 }
 
 /// A tree that is there.
@@ -173,7 +169,7 @@ fn tar(reference: &str, path: &Path, terms: &Terms<'_>) -> Result<Prepared, Trou
     let unreadable =
         |e: std::io::Error| Trouble::rejected("unreadable", format!("can't be read: {e}"), "see `sandbox.image`");
     let digest = hash().map_err(unreadable)?;
-    if let Some(expected) = expected(terms).filter(|expected| *expected != digest) {
+    if let Some(expected) = terms.digest.filter(|expected| *expected != digest) {
         return Err(OciError::Digest { expected, found: digest }.into());
     }
     let stored = store::tree(terms.cache, "tar", digest, |tree| {
