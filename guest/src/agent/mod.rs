@@ -57,6 +57,12 @@ impl Transport {
         Self { input: File::from(input), output: File::from(output) }
     }
 
+    /// Its two directions: what the runner sends, and what goes to it.
+    #[must_use]
+    pub fn into_files(self) -> (File, File) {
+        (self.input, self.output)
+    }
+
     fn send(&mut self, message: &FromGuest) -> Result<(), FrameError> {
         write_message(&mut self.output, message)
     }
