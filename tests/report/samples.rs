@@ -355,6 +355,7 @@ pub fn mixed() -> Sample {
     fifth.exit = Exit::Passed;
     let mut refused = refused().report.steps.remove(0);
     (refused.index, refused.name) = (6, "Deploy preview in a microVM".to_owned());
+    refused.slug = "deploy-preview-in-a-microvm".to_owned();
     let logs = vec![
         (b"ok\n".to_vec(), vec![]),
         (b"Hello, world!\n".to_vec(), vec![]),
