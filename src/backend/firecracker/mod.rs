@@ -385,7 +385,8 @@ fn usable_kvm() -> Result<(), PrepareError> {
     }
     let allowed = rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
         .and_then(|()| open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()));
-    let no_driver = "load the module kvm_intel or kvm_amd; in a container hand the real device in (`--device /dev/kvm`)";
+    let no_driver =
+        "load the module kvm_intel or kvm_amd; in a container hand the real device in (`--device /dev/kvm`)";
     let device = allowed.map_err(|e| {
         let help = match e {
             // A node with nothing behind it: no rights would help.
