@@ -11,7 +11,7 @@ attempt halt halt -f
 for key in c o b u i; do attempt "sysrq $key" sh -c "echo $key > /proc/sysrq-trigger"; done
 attempt panic sh -c "echo 1 > /proc/sys/kernel/panic"
 attempt module insmod /nothing.ko
-attempt kexec sh -c "cat /proc/kcore | head -c 1"
+attempt kcore sh -c "head -c 1 /proc/kcore"
 attempt kmem sh -c "head -c 1 /dev/mem"
 attempt port sh -c "head -c 1 /dev/port"
 attempt disk sh -c "head -c 1 /dev/vda"
