@@ -1,12 +1,14 @@
 //! What a microVM is made of: a kernel with its initramfs, and an image for each tree of the step's.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::backend::{AGENT, MachineMount, MachineParts};
 use crate::env::Env;
 use crate::exit::Exit;
-use crate::image::cache::Entry;
+use crate::image::cache::{self, Entry};
 use crate::image::kernel::{self, GuestKernel, KernelError};
 use crate::image::store::{self, Stored};
 use crate::image::{Cache, squashfs};
@@ -15,7 +17,7 @@ use crate::spec::{Kernel, Mount};
 
 use super::record::refusal;
 
-/// Remembers, below the state directory, that this host runs no guests; holds the boot id for which that is so.
+/// Remembers, in the user's cache, that this host runs no guests; holds the boot id for which that is so.
 const UNFIT: &str = "kvm-unfit";
 
 /// Parts that are there for as long as this is held.
@@ -123,15 +125,37 @@ pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
 /// Whether a microVM was waited for in vain since this host was started. To be asked where another backend will do: one
 /// that is wanted by name is tried again.
 #[must_use]
-pub fn known_unfit(state: &Path) -> bool {
-    fs::read_to_string(state.join(UNFIT)).is_ok_and(|text| text == boot_id())
+pub fn known_unfit() -> bool {
+    place().is_some_and(|file| is_unfit(&file))
 }
 
 /// Remembers whether microVMs boot on this host.
-pub fn remember(state: &Path, unfit: bool) {
-    let file = state.join(UNFIT);
-    // Only a matter of time saved, so a state directory that cannot be written is no fault.
-    let _ = if unfit { fs::write(&file, boot_id()) } else { fs::remove_file(&file) };
+pub fn remember(unfit: bool) {
+    let Some(file) = place() else { return };
+    // Only a matter of time saved, so a cache that cannot be written is no fault.
+    if let Err(e) = note(&file, unfit) {
+        tracing::debug!("{}: {e}", file.display());
+    }
+}
+
+fn place() -> Option<PathBuf> {
+    cache::base(&Env::process()).map(|base| base.join(UNFIT))
+}
+
+fn is_unfit(file: &Path) -> bool {
+    fs::read_to_string(file).is_ok_and(|text| text == boot_id())
+}
+
+fn note(file: &Path, unfit: bool) -> io::Result<()> {
+    if unfit {
+        let directory = file.parent().unwrap_or(Path::new("/"));
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        return fs::write(file, boot_id());
+    }
+    match fs::remove_file(file) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
 }
 
 fn boot_id() -> String {
@@ -144,14 +168,16 @@ mod tests {
 
     #[test]
     fn a_host_is_unfit_until_it_is_started_again_or_a_guest_boots() {
-        let state = tempfile::tempdir().unwrap();
-        assert!(!known_unfit(state.path()));
-        remember(state.path(), true);
-        assert!(known_unfit(state.path()));
-        fs::write(state.path().join(UNFIT), "another boot").unwrap();
-        assert!(!known_unfit(state.path()));
-        remember(state.path(), true);
-        remember(state.path(), false);
-        assert!(!known_unfit(state.path()));
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("cache").join(UNFIT);
+        assert!(!is_unfit(&file));
+        note(&file, false).unwrap();
+        note(&file, true).unwrap();
+        assert!(is_unfit(&file));
+        fs::write(&file, "another boot").unwrap();
+        assert!(!is_unfit(&file));
+        note(&file, true).unwrap();
+        note(&file, false).unwrap();
+        assert!(!is_unfit(&file));
     }
 }

@@ -99,7 +99,6 @@ pub struct Job {
 /// What the steps of one run share.
 struct Context {
     id: String,
-    state: PathBuf,
     scratch: PathBuf,
     logs: PathBuf,
     outputs: PathBuf,
@@ -129,7 +128,6 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
     }
     let context = Arc::new(Context {
         id: scratch::fresh_id().map_err(RunError::Randomness)?,
-        state: job.state.clone(),
         scratch: scratch.path().to_owned(),
         logs: job.logs,
         outputs: job.outputs,

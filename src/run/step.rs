@@ -227,7 +227,7 @@ impl Attempt<'_> {
         if backend == Backend::Firecracker {
             let unfit = matches!(passage.end, End::NotPrepared(PrepareError::Unfit { .. }));
             if unfit || !matches!(passage.end, End::NotPrepared(_)) {
-                machine::remember(&self.context.state, unfit);
+                machine::remember(unfit);
             }
         }
         if more && passage.dispatched == Dispatched::No && turned_away(&passage) {
@@ -243,7 +243,7 @@ impl Attempt<'_> {
     /// Whether it is worth making ready for a microVM; with `more` backends to try, only where none was waited for in vain.
     fn promising(&self, more: bool) -> Result<(), (Exit, RefusalRecord)> {
         firecracker::available(&self.context.engines).map_err(|e| record::not_prepared(&e))?;
-        if more && machine::known_unfit(&self.context.state) {
+        if more && machine::known_unfit() {
             let message = "a microVM did not boot on this host since it was started".to_owned();
             let help = "`plimsoll doctor --backend firecracker` tries again";
             return Err((Exit::Unavailable, refusal("prepare", "backend-unavailable", message, help)));
