@@ -107,7 +107,8 @@ fn start(dispatch: &Dispatch, argv: &[String], text: &str, place: &Place) -> Res
         directory: &c_path(&directory)?,
         stdio: [null.as_fd(), out_end.as_fd(), err_end.as_fd()],
         user: dispatch.user,
-        processes: dispatch.limits.pids,
+        // Where there is a control group, that shall be the one to say no: it is known of it afterwards.
+        processes: if group.is_some() { dispatch.limits.pids.saturating_mul(2) } else { dispatch.limits.pids },
         files: MAX_FILES,
         group: group.as_deref(),
     };

@@ -125,7 +125,7 @@ fn configured(known: &Known<'_>) -> Vec<Fact> {
         },
         Fact::Configured {
             control: ControlId::PidsLimit,
-            what: "RLIMIT_NPROC for the program's user; a guest's process is no task of the host's".to_owned(),
+            what: "a control group in the guest; a guest's process is no task of the host's".to_owned(),
         },
         Fact::Configured {
             control: ControlId::DiskLimit,
