@@ -20,6 +20,8 @@ const RESERVE: u64 = 16 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Group {
     directory: PathBuf,
+    /// `memory.max`, bytes.
+    memory: Option<u64>,
 }
 
 impl Group {
@@ -36,10 +38,11 @@ impl Group {
         let directory = top.join("step");
         fs::create_dir(&directory)?;
         fs::write(directory.join("pids.max"), pids.to_string())?;
-        if let Some(available) = available() {
-            fs::write(directory.join("memory.max"), available.saturating_sub(RESERVE).max(RESERVE).to_string())?;
+        let memory = available().map(|available| available.saturating_sub(RESERVE).max(RESERVE));
+        if let Some(memory) = memory {
+            fs::write(directory.join("memory.max"), memory.to_string())?;
         }
-        Ok(Self { directory })
+        Ok(Self { directory, memory })
     }
 
     /// The file that a process writes `0` to in order to join.
@@ -56,6 +59,14 @@ impl Group {
         } else {
             None
         }
+    }
+
+    /// Whether hardly anything of its memory is left that the kernel could take back: then programs crawl, since their own
+    /// code is dropped and read again all the time, and the kernel, which sees that as progress, kills none of them.
+    pub fn is_starving(&self) -> bool {
+        let Some(limit) = self.memory else { return false };
+        let held = |key: &str| self.field("memory.stat", key).unwrap_or(0);
+        held("anon ") + held("shmem ") > limit - limit / 16
     }
 
     /// The most memory that it had at once, files it wrote included, bytes.

@@ -24,6 +24,10 @@ use crate::wire::{Dispatch, FrameError, FromGuest, GuestResult, LimitHit, MAX_CH
 
 /// The runner ends a run at its deadline; the agent does so this much later, in case nobody does.
 const GRACE: Duration = Duration::from_secs(2);
+/// How often the agent looks at the program's memory, where that is its own to bound.
+const LOOK: Duration = Duration::from_millis(250);
+/// Looks in a row that find the program starving before it is ended.
+const STARVED: u32 = 4;
 /// How long the agent tries to end what the program left running.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Where programs are looked for when the environment has no `PATH`.
@@ -160,8 +164,16 @@ impl Started {
         let mut buffer = vec![0u8; MAX_CHUNK];
         let mut ended = None;
         let mut crowd = 0;
-        while ended.is_none() && Instant::now() < until {
-            let ready = self.wait_for_something(until, transport)?;
+        let (mut looks, mut looked) = (0, Instant::now());
+        while ended.is_none() && Instant::now() < until && looks < STARVED {
+            let next = place.group().map_or(until, |_| until.min(looked + LOOK));
+            let ready = self.wait_for_something(next, transport)?;
+            if let Some(group) = place.group()
+                && looked.elapsed() >= LOOK
+            {
+                looks = if group.is_starving() { looks + 1 } else { 0 };
+                looked = Instant::now();
+            }
             if ready.runner {
                 // The runner wants nothing more, or is gone: nothing outlives it.
                 let _ = self.end_all(&mut ended);
@@ -176,7 +188,8 @@ impl Started {
                 self.reap(&mut ended);
             }
         }
-        let late = ended.is_none();
+        let starved = looks >= STARVED;
+        let late = ended.is_none() && !starved;
         if ended.is_some_and(|s| s.exit_status() != Some(0)) {
             // And the one that just ended, which counted while it ran.
             crowd = processes() + 1;
@@ -190,15 +203,15 @@ impl Started {
         }
         let usage = sys::children_usage();
         let (exit_code, signal) = match ended {
-            Some(status) if !late => (status.exit_status(), status.terminating_signal()),
+            Some(status) if !late && !starved => (status.exit_status(), status.terminating_signal()),
             _ => (None, Some(libc::SIGKILL)),
         };
         let failed = exit_code != Some(0);
         let met = place.group().and_then(Group::limit_hit);
         let limit_hit = if late {
             Some(LimitHit::Time)
-        } else if failed && met == Some(LimitHit::Memory) {
-            met
+        } else if starved || (failed && met == Some(LimitHit::Memory)) {
+            Some(LimitHit::Memory)
         } else if failed && place.full() {
             Some(LimitHit::Disk)
         } else if failed && (met.is_some() || crowd >= pids) {
