@@ -47,8 +47,15 @@ fn step(step: &StepV1) -> StepReport {
         guest_tests: step.guest_tests,
         refusal: step.refusal.clone(),
         notices: step.notices.clone(),
-        ..StepReport::untried(step.index, &step.name, &slug(&step.name), step.isolation.floor)
+        ..StepReport::untried(step.index, &step.name, &directory(step), step.isolation.floor)
     }
+}
+
+/// The part of a step's directory after its number: as its logs are recorded, or as its name gives it where it has none.
+fn directory(step: &StepV1) -> String {
+    let prefix = format!("steps/{:02}-", step.index);
+    let recorded = step.result.as_ref().and_then(|r| r.stdout.path.strip_prefix(&prefix)?.strip_suffix("/stdout.log"));
+    recorded.map_or_else(|| slug(&step.name), str::to_owned)
 }
 
 fn engine(backend: &BackendV1) -> Option<EngineRecord> {

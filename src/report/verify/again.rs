@@ -53,13 +53,13 @@ impl Check {
     fn guest_cases(&mut self, model: &mut Report, outputs: Option<BorrowedFd<'_>>) -> bool {
         let mut left = MAX_PARSED;
         let mut all = true;
-        for step in model.steps.iter_mut().filter(|step| step.guest_tests.is_some()) {
+        for (i, step) in model.steps.iter_mut().enumerate().filter(|(_, step)| step.guest_tests.is_some()) {
             let Some(outputs) = outputs else { return false };
             let mut found = candidates(step, outputs, &mut left);
             match (found.pop(), found.pop()) {
                 (Some(one), None) => step.guest_cases = one,
                 (None, _) if left > 0 => {
-                    let place = format!("steps[{}].guest_tests", step.index);
+                    let place = format!("steps[{i}].guest_tests");
                     self.fault(place, "no output file has that many test cases");
                     all = false;
                 }
