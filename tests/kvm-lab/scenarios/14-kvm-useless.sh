@@ -2,6 +2,7 @@
 # /dev/kvm is there, and no guest can run. First nothing is behind it, then something is that is no KVM at all, then a machine
 # doesn't get its guest up in time. Each is exit 12 within 15 s, with words about that and not about permissions.
 # deadline: 300
+# alone
 
 useless() {
   SECONDS=0
