@@ -31,3 +31,9 @@ restore
 # Emulation is too slow to boot within a second.
 boot_timeout=1
 for user in root ci; do useless "slow-$user"; done
+# That is remembered, so that `auto` doesn't try again and again, until a guest boots.
+boot_timeout=60
+user=ci
+run 0 again --backend firecracker --image "$shell" --run 'echo again'
+[ ! -e /tmp/plimsoll-1000/kvm-unfit ] || fail "it is still remembered that this host is unfit"
+find /var/lib/plimsoll -name kvm-unfit -delete
