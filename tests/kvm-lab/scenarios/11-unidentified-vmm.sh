@@ -2,6 +2,7 @@
 # A VMM that nobody knows, in a place that a user can write: it proves no more than a process, so exit 11 and nothing ran.
 # The harmless control is an executable in the same place that the operator's policy lists.
 # deadline: 240
+# alone
 user=ci
 
 mkdir -p "$work/bin"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # A host without /dev/kvm: exit 12 within 15 s with the blocker and a fix, from `doctor`, `run` and `check`; nothing is left.
 # deadline: 180
+# alone
 
 mv /dev/kvm /dev/kvm.hidden
 trap 'mv /dev/kvm.hidden /dev/kvm' EXIT

@@ -2,6 +2,7 @@
 # /dev/kvm is there, and no guest can run. First nothing is behind it, then something is that is no KVM at all, then a machine
 # doesn't get its guest up in time. Each is exit 12 within 15 s, with words about that and not about permissions.
 # deadline: 300
+# alone
 
 useless() {
   SECONDS=0
@@ -30,3 +31,9 @@ restore
 # Emulation is too slow to boot within a second.
 boot_timeout=1
 for user in root ci; do useless "slow-$user"; done
+# That is remembered, so that `auto` doesn't try again and again, until a guest boots.
+boot_timeout=60
+user=ci
+run 0 again --backend firecracker --image "$shell" --run 'echo again'
+found=$(find /home/ci /tmp /var/cache -name '*unfit*')
+[ -z "$found" ] || fail "it is still remembered that this host is unfit: $found"

@@ -2,6 +2,7 @@
 # All that a program can write is memory of its machine, at most `disk`: full is an error inside and a limit hit, what fits
 # fits, and the host's disk doesn't grow.
 # deadline: 300
+# alone
 
 run 0 fits --backend firecracker --image "$shell" --memory 256MiB --run 'dd if=/dev/zero of=big bs=1M count=100 && rm big'
 holds fits 'result["limit_hit"] is None'

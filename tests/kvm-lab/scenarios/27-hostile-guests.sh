@@ -2,6 +2,7 @@
 # Guests that keep to no rule from their first instruction on: their agent is a hostile one (guest/examples/hostile.rs), put
 # where plimsoll keeps its initial RAM disk. Each ends in a clear verdict: nothing hangs, nothing is written where it should not be.
 # deadline: 420
+# alone
 
 run 0 warm --backend firecracker --image "$shell" --run true
 initramfs=$(find /var/cache/plimsoll -path '*init*' -name image -type f | head -n 1)

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Firecracker is killed from outside while the code runs, as root and as a plain user: never passed, and cleaned up.
 # deadline: 240
+# alone
 
 for user in root ci; do
   start "$user" --backend firecracker --image "$shell" --run 'echo begun; sleep 600'

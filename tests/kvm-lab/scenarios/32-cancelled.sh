@@ -2,6 +2,7 @@
 # SIGTERM to the runner: exit 143 within 7 s, a report that says cancelled, nothing left. While the code runs, and while the
 # machine boots.
 # deadline: 240
+# alone
 
 for user in root ci; do
   start "$user" --backend firecracker --image "$shell" --run 'echo begun; sleep 600'

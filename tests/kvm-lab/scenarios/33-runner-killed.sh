@@ -1,6 +1,7 @@
 #!/bin/bash
 # The runner is killed with SIGKILL: its VMM ends with it, and `clean`, or the next start, removes the rest.
 # deadline: 300
+# alone
 
 for user in root ci; do
   start "$user" --backend firecracker --image "$shell" --run 'echo begun; sleep 600'

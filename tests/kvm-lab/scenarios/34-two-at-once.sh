@@ -1,6 +1,7 @@
 #!/bin/bash
 # Two microVMs at once (`--jobs 2`): both run at the same time, each has its own VMM, channel and memory.
 # deadline: 240
+# alone
 
 mkdir -p "$work/two"
 cat > "$work/two/two.yml" <<END

@@ -1,6 +1,7 @@
 #!/bin/bash
 # A gVisor run whose runner is killed, or cancelled, as root and as a plain user: nothing is left.
 # deadline: 150
+# alone
 
 for user in root ci; do
   start "term-$user" --backend gvisor --run 'echo begun; sleep 600'

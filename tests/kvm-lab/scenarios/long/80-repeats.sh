@@ -2,6 +2,7 @@
 # Twenty runs, by turns as root and as a plain user: each passes, none leaves anything, and nothing grows: no cgroup that the
 # kernel still holds on to beyond a few, no more in the caches after the first.
 # deadline: 900
+# alone
 
 cached() { du -sk /root/.cache/plimsoll /home/ci/.cache/plimsoll 2> /dev/null | awk '{ sum += $1 } END { print sum + 0 }'; }
 /lab/machine/leftovers save "$work/before"

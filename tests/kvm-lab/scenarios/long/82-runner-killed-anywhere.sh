@@ -2,6 +2,7 @@
 # The runner is killed at one moment after another, from its first steps to the running code, as root and as a plain user. What is
 # left goes with the next `plimsoll clean`, whenever it was.
 # deadline: 600
+# alone
 
 /lab/machine/leftovers save "$work/before"
 for user in root ci; do
