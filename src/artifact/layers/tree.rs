@@ -256,6 +256,11 @@ impl<'m> Tree<'m> {
                     at = self.nodes[at.0].parent;
                     continue;
                 }
+                // A member's own name was looked at; this one comes out of a link.
+                name if make && name.starts_with(super::WHITEOUT) => {
+                    let message = "its path leads through a link to a name that hides another";
+                    return Err(Rejection::new(Rule::ThroughLink, message));
+                }
                 _ => {}
             }
             at = match self.child(at, &component) {

@@ -59,8 +59,9 @@ const API_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a microVM may take to boot, unless the operator gives it longer. A host without usable virtualisation is
 /// told from a slow one by this: the former takes minutes.
 const BOOT_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two attempts to reach the guest.
-const RETRY: Duration = Duration::from_millis(4);
+/// Between two attempts to reach the guest, at first. Each attempt is work for a guest that is booting, so they become
+/// rarer: after a time, a fortieth of it.
+const RETRY: Duration = Duration::from_millis(5);
 /// Memory that the VMM and the launcher may take beyond the guest's, bytes.
 const OVERHEAD: u64 = 128 * MIB;
 /// Host tasks that they may be.
@@ -519,7 +520,8 @@ async fn raise_machine(
         return Err(Trouble::Told(format!("the VMM says it built something else: {difference}")));
     }
     let patience = plan.engines.boot_patience.unwrap_or(BOOT_PATIENCE);
-    let until = Instant::now() + patience;
+    let began = Instant::now();
+    let until = began + patience;
     api.put("/actions", &json!({"action_type": "InstanceStart"})).await.map_err(refused)?;
     let process = ProcDir::open(pid).map_err(|_| Trouble::Ended)?;
     loop {
@@ -537,7 +539,7 @@ async fn raise_machine(
             Ok(Err(_)) if !process.alive() => return Err(Trouble::Ended),
             Ok(Err(_)) if Instant::now() > until => return Err(Trouble::Silent(patience)),
             // Nobody listens in the guest yet.
-            Ok(Err(_)) => tokio::time::sleep(RETRY).await,
+            Ok(Err(_)) => tokio::time::sleep(RETRY.max(began.elapsed() / 40)).await,
         }
     }
 }
