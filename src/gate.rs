@@ -179,6 +179,7 @@ async fn pass_prepared(
     passage.end = cross(request, dispatch, &mut sandbox, output, cancel, &mut passage, began).await;
     passage.usage = sandbox.usage();
     passage.host_limit = sandbox.limit_hit();
+    tracing::debug!("observed again");
     let left = match tokio::time::timeout(TEARDOWN_PATIENCE, sandbox.teardown()).await {
         Ok(left) => left,
         Err(_) => vec![Observation::host(Fact::Leftovers {
@@ -211,6 +212,7 @@ async fn cross(
             return End::NotProven(e.to_string());
         }
     };
+    tracing::debug!("the challenge is answered");
     match sandbox.observe(Phase::Before, Some(answer.took)) {
         Ok(seen) => passage.observations.extend(seen),
         Err(e) => return End::NotProven(format!("the boundary could not be observed: {e}")),
@@ -231,11 +233,13 @@ async fn cross(
         return End::CancelledBefore(signal);
     }
 
+    tracing::debug!("admitted");
     // From here on the guest's code may run, whatever else happens.
     passage.dispatched = Dispatched::Yes;
     (request.on_dispatch)();
     let outcome = sandbox.dispatch(admission, dispatch, output, request.plan.bounds.deadline, cancel).await;
     passage.times.run = outcome.took;
+    tracing::debug!("the run is over");
     // The agent still waits after its result, and still runs at a deadline: look before anything is killed.
     if !matches!(outcome.ended, Ended::Gone) {
         match sandbox.observe(Phase::After, None) {

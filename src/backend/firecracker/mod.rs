@@ -506,6 +506,7 @@ async fn raise_machine(
         return Err(Trouble::Told("no microVM was asked for".to_owned()));
     };
     let root = raise::root(&work.base, &work.id);
+    tracing::debug!("the VMM is started");
     let sockets =
         Sockets::open(launched.launcher.pid(), &root).map_err(|e| Trouble::Io("open the VMM's directory", e))?;
     let mut api = sockets.api().await?;
@@ -523,12 +524,14 @@ async fn raise_machine(
     let began = Instant::now();
     let until = began + patience;
     api.put("/actions", &json!({"action_type": "InstanceStart"})).await.map_err(refused)?;
+    tracing::debug!("the machine is started");
     let process = ProcDir::open(pid).map_err(|_| Trouble::Ended)?;
     loop {
         let attempt = tokio::time::timeout_at(until.into(), sockets.guest()).await;
         match attempt {
             Err(_) => return Err(Trouble::Silent(patience)),
             Ok(Ok((stream, peer))) if peer == Some(pid) => {
+                tracing::debug!("the agent listens");
                 let (reader, writer) = stream.into_split();
                 return Ok((Channel::new(reader, writer, Vec::new()), pid));
             }

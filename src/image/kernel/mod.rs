@@ -15,7 +15,7 @@ pub mod modules;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -167,15 +167,17 @@ fn prepare_for(
         }
         Kernel::Path { path, .. } => (path.clone(), None),
     };
-    let file = read(&origin)?;
-    let source_sha256 = Digest::of(&file).to_string();
+    let source_sha256 = match source {
+        Kernel::Distro => known_digest(&origin, cache)?,
+        Kernel::Path { .. } => Digest::of(&read(&origin)?).to_string(),
+    };
     let is_it = |digest: &Sha256Digest| digest.to_string() == source_sha256;
     if let Kernel::Path { listed: Some(listed), .. } = source
         && !listed.iter().any(is_it)
     {
         return Err(KernelError::NotListed { file: origin, sha256: source_sha256 });
     }
-    let (kernel, facts) = image(machine, file, &origin, &source_sha256, cache)?;
+    let (kernel, facts) = image(machine, &origin, &source_sha256, cache)?;
     let (release, chosen) = match installed {
         Some((named, modules)) => match facts.release {
             Some(found) if found != named => return Err(KernelError::Release { file: origin, named, found }),
@@ -212,10 +214,23 @@ struct Facts {
     release: Option<String>,
 }
 
-/// The bootable image out of a kernel's file.
+/// The digest of an installed kernel's file. It is kept under what the file system says of the file, the time of its last
+/// change among it, so that nothing is read at most starts: whoever can turn that back owns the host.
+fn known_digest(file: &Path, cache: &Cache) -> Result<String, KernelError> {
+    let io = |source| KernelError::Io { file: file.to_owned(), source };
+    let meta = fs::metadata(file).map_err(io)?;
+    let said = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
+    let key = Digest::of(format!("file {FORMAT} {} {said:?}", file.display()).as_bytes()).to_string();
+    let entry = cache.entry("file", &key, |directory| {
+        let sha256 = Digest::of(&read(file)?).to_string();
+        store(directory, &[], &Facts { sha256, release: None })
+    })?;
+    Ok(facts(&entry)?.sha256)
+}
+
+/// The bootable image out of a kernel's file, which has this digest.
 fn image(
     machine: Machine,
-    file: Vec<u8>,
     origin: &Path,
     sha256: &str,
     cache: &Cache,
@@ -223,6 +238,10 @@ fn image(
     let key = Digest::of(format!("kernel {FORMAT} {machine:?} {sha256}").as_bytes()).to_string();
     let entry = cache.entry("kernel", &key, |directory| {
         let damaged = |Fault { offset, what }| KernelError::Damaged { file: origin.to_owned(), offset, what };
+        let file = read(origin)?;
+        if Digest::of(&file).to_string() != sha256 {
+            return Err(damaged(Fault { offset: 0, what: "it changed while it was read".to_owned() }));
+        }
         let Extracted { image, release } = bzimage::extract(file, machine).map_err(damaged)?;
         let sha256 = Digest::of(&image).to_string();
         store(directory, &image, &Facts { sha256, release })
