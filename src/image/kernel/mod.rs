@@ -229,12 +229,7 @@ fn known_digest(file: &Path, cache: &Cache) -> Result<String, KernelError> {
 }
 
 /// The bootable image out of a kernel's file, which has this digest.
-fn image(
-    machine: Machine,
-    origin: &Path,
-    sha256: &str,
-    cache: &Cache,
-) -> Result<(Entry, Facts), KernelError> {
+fn image(machine: Machine, origin: &Path, sha256: &str, cache: &Cache) -> Result<(Entry, Facts), KernelError> {
     let key = Digest::of(format!("kernel {FORMAT} {machine:?} {sha256}").as_bytes()).to_string();
     let entry = cache.entry("kernel", &key, |directory| {
         let damaged = |Fault { offset, what }| KernelError::Damaged { file: origin.to_owned(), offset, what };
