@@ -2,15 +2,16 @@
 # Guests that keep to no rule from their first instruction on: their agent is a hostile one (guest/examples/hostile.rs), put
 # where plimsoll keeps its initial RAM disk. Each ends in a clear verdict: nothing hangs, nothing is written where it should not be.
 # deadline: 420
-# alone
 
 # The long scenario of the same name adds to these.
 : "${more_before=}" "${more_after=}"
+# A cache of its own, since others must not boot what is put there.
+environment=("XDG_CACHE_HOME=$work/cache")
+mkdir "$work/cache"
 run 0 warm --backend firecracker --image "$shell" --run true
-initramfs=$(find /var/cache/plimsoll -path '*init*' -name image -type f | head -n 1)
-[ -n "$initramfs" ] || fail "no initial RAM disk in the cache: $(find /var/cache/plimsoll | head)"
+initramfs=$(find "$work/cache" -path '*init*' -name image -type f | head -n 1)
+[ -n "$initramfs" ] || fail "no initial RAM disk in the cache: $(find "$work/cache" | head)"
 cp "$initramfs" "$work/real"
-trap 'cp "$work/real" "$initramfs.new"; chmod 444 "$initramfs.new"; mv "$initramfs.new" "$initramfs"' EXIT
 
 # hostile MODE CODE EXPRESSION…
 hostile() {

@@ -5,4 +5,4 @@
 # alone
 
 run 0 warm --backend firecracker --image "$shell" --run true
-/lab/machine/cost "$work" "$out" "${rounds:-3}"
+/lab/machine/cost "$work" "$out" "${rounds:-2}"
