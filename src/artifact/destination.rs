@@ -17,7 +17,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
@@ -34,7 +34,7 @@ pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Longest symbolic link target, bytes: `PATH_MAX` less its NUL.
-pub(super) const TARGET_MAX: usize = 4095;
+const TARGET_MAX: usize = 4095;
 
 /// The directory that an artifact is unpacked into.
 pub struct Destination<'m> {
@@ -204,19 +204,10 @@ impl<'m> Destination<'m> {
 
     fn note(&mut self, path: &MemberPath, target: &[u8]) -> Result<(), Error> {
         self.meter.member()?;
-        let refuse = |message: &str| Err(Error::Rejected(Rejection::new(Rule::Symlink, message)));
-        if target.len() > TARGET_MAX {
-            return refuse("the link's target is longer than 4095 bytes");
-        }
-        let Ok(target) = std::str::from_utf8(target) else {
-            return refuse("the link's target is not UTF-8");
-        };
-        if target.is_empty() || target.contains('\0') {
-            return refuse("the link's target is empty or contains a NUL byte");
-        }
+        let target = link_target(target)?;
         // Absolute ones are refused by the check at the end too; here the rest need not be unpacked first.
         if target.starts_with('/') && self.tree.purpose() == Purpose::Artifact {
-            return refuse("the link's target is absolute");
+            return Err(Rejection::new(Rule::Symlink, "the link's target is absolute").into());
         }
         let kind = Kind::Symlink(target.to_owned());
         let (directory, name) = self.parent(path)?;
@@ -471,6 +462,20 @@ fn permitted<T>(at: BorrowedFd<'_>, name: &CStr, act: impl Fn() -> rustix::io::R
     }
 }
 
+/// What an entry of a directory is, asked of the file system where the listing does not say.
+///
+/// # Errors
+/// As statat(2).
+pub fn entry_kind(directory: BorrowedFd<'_>, entry: &DirEntry) -> rustix::io::Result<FileType> {
+    match entry.file_type() {
+        FileType::Unknown => {
+            let stat = rustix::fs::statat(directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            Ok(FileType::from_raw_mode(stat.st_mode))
+        }
+        kind => Ok(kind),
+    }
+}
+
 /// Unlinks what is no directory and returns the names of the directories.
 fn remove_files(fd: BorrowedFd<'_>, first: &mut io::Result<()>) -> io::Result<Vec<CString>> {
     let mut directories = Vec::new();
@@ -480,11 +485,7 @@ fn remove_files(fd: BorrowedFd<'_>, first: &mut io::Result<()>) -> io::Result<Ve
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let mut kind = entry.file_type();
-        if kind == FileType::Unknown {
-            kind = FileType::from_raw_mode(rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode);
-        }
-        if kind == FileType::Directory {
+        if entry_kind(fd, &entry)? == FileType::Directory {
             directories.push(name.to_owned());
         } else if let Err(e) = rustix::fs::unlinkat(fd, name, AtFlags::empty()) {
             keep(first, e.into());
@@ -497,4 +498,18 @@ fn keep(first: &mut io::Result<()>, error: io::Error) {
     if first.is_ok() {
         *first = Err(error);
     }
+}
+/// A symbolic link's target as an archive spells it, if it can be one.
+pub(super) fn link_target(target: &[u8]) -> Result<&str, Rejection> {
+    let refuse = |message: &str| Err(Rejection::new(Rule::Symlink, message));
+    if target.len() > TARGET_MAX {
+        return refuse("the link's target is longer than 4095 bytes");
+    }
+    let Ok(target) = std::str::from_utf8(target) else {
+        return refuse("the link's target is not UTF-8");
+    };
+    if target.is_empty() || target.contains('\0') {
+        return refuse("the link's target is empty or contains a NUL byte");
+    }
+    Ok(target)
 }

@@ -21,6 +21,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::staging::Staging;
+use crate::artifact::destination::entry_kind;
 
 /// Nesting that removal and giving away go into; what plimsoll writes is far flatter.
 const MAX_DEPTH: usize = 64;
@@ -403,14 +404,7 @@ pub(super) fn entries(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<(OsString, 
         if name == "." || name == ".." {
             continue;
         }
-        let directory = match entry.file_type() {
-            FileType::Directory => true,
-            FileType::Unknown => {
-                let stat = statat(dir, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-                FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-            }
-            _ => false,
-        };
+        let directory = entry_kind(dir, &entry)? == FileType::Directory;
         all.push((name, directory));
     }
     Ok(all)

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ahead::ahead;
 use super::budget::{Budget, Meter};
-use super::destination::{DIRECTORY, FileWriter, Members, TARGET_MAX, confined};
+use super::destination::{DIRECTORY, FileWriter, Members, confined, link_target};
 use super::digest::{Digest, Hasher};
 use super::format::{Format, SNIFF, sniff};
 use super::path::MemberPath;
@@ -334,16 +334,7 @@ impl Members for Image<'_> {
     }
 
     fn symlink(&mut self, path: &MemberPath, target: &[u8]) -> Result<(), Error> {
-        let refuse = |message: &str| Err(Error::Rejected(Rejection::new(Rule::Symlink, message)));
-        if target.len() > TARGET_MAX {
-            return refuse("the link's target is longer than 4095 bytes");
-        }
-        let Ok(target) = std::str::from_utf8(target) else {
-            return refuse("the link's target is not UTF-8");
-        };
-        if target.is_empty() || target.contains('\0') {
-            return refuse("the link's target is empty or contains a NUL byte");
-        }
+        let target = link_target(target)?;
         if self.is_member(path, 0)? {
             self.tree.symlink(path, target)?;
             self.sweep()?;

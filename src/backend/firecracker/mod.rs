@@ -16,35 +16,31 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
-use plimsoll_guest::agent::machine::PORT;
 use plimsoll_guest::{Dispatch, Drive, LimitHit};
 use rustix::fs::{Access, Mode, OFlags, open};
 use rustix::io::Errno;
-use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
 
 use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
 use super::family::Family;
 use super::launcher::control::{Launched, launch};
-use super::launcher::{Reply, Request, Stage, Work};
-use super::traces::{BASE, Mark, mounts_below, remove_files};
+use super::launcher::teardown::Remains;
+use super::launcher::{Reply, Request, Work};
+use super::traces::{BASE, Mark};
 use super::{Backend, BinaryRecord, EngineRecord, MachineParts, Output, Phase, Plan, PrepareError, Usage, sys};
 use crate::evidence::fact::EngineKind;
-use crate::evidence::proc::ProcDir;
 use crate::evidence::{Admission, ControlId, Fact, Observation};
 
-use self::api::Api;
-use self::config::{API, LEAST_MEMORY, MIB, Machine, VSOCK, drive_name};
+use self::boot::{Trouble, raise_machine};
+use self::config::{LEAST_MEMORY, MIB, Machine, drive_name};
 use self::engine::{JAILER_PREFIX, VERSION_PREFIX, Vmm};
 use self::observe::{First, Known};
 
 pub mod api;
+mod boot;
 pub mod config;
 pub mod engine;
 pub mod observe;
@@ -54,14 +50,6 @@ pub mod raise;
 const KVM_VERSION: i32 = 12;
 /// How long the launcher may take to start the VMM.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the VMM may take to listen for requests.
-const API_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a microVM may take to boot, unless the operator gives it longer. A host without usable virtualisation is
-/// told from a slow one by this: the former takes minutes.
-const BOOT_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two attempts to reach the guest, at first. Each attempt is work for a guest that is booting, so they become
-/// rarer: after a time, a fortieth of it.
-const RETRY: Duration = Duration::from_millis(5);
 /// Memory that the VMM and the launcher may take beyond the guest's, bytes.
 const OVERHEAD: u64 = 128 * MIB;
 /// Host tasks that they may be.
@@ -301,36 +289,7 @@ impl Firecracker {
     pub async fn teardown(self) -> Vec<Observation> {
         let Self { launched, group, family, plan, channel, .. } = self;
         drop(channel);
-        let mut looked_for = vec![
-            format!("{} processes and their pid namespaces", family.len()),
-            format!("{} cgroups", group.directories().len()),
-            format!("mounts and files below {}", plan.scratch.display()),
-        ];
-        let mut found = Vec::new();
-        match launched.end().await {
-            Some(Reply::Ended { engine, left, log }) => {
-                if let Some(end) = engine {
-                    looked_for.push(match (end.code, end.signal) {
-                        (Some(code), _) => format!("the VMM's end (exit code {code})"),
-                        (None, signal) => format!("the VMM's end (signal {})", signal.unwrap_or(0)),
-                    });
-                }
-                found.extend(left.into_iter().map(|pid| format!("process {pid} of the boundary's own numbering")));
-                if !log.is_empty() {
-                    tracing::debug!(?log, "the VMM's last words");
-                }
-            }
-            _ => tracing::debug!("the launcher did not say how the boundary ended"),
-        }
-        let look = move || {
-            let mut found = group.remove();
-            found.extend(family.survivors());
-            found.extend(mounts_below(&plan.scratch));
-            found.extend(remove_files(&plan.scratch));
-            found
-        };
-        found.extend(tokio::task::spawn_blocking(look).await.unwrap_or_else(|e| vec![format!("unknown: {e}")]));
-        vec![Observation::host(Fact::Leftovers { looked_for, found })]
+        Remains { launched, group, family, scratch: plan.scratch }.end("the VMM").await
     }
 }
 
@@ -436,161 +395,6 @@ fn request(
     })
 }
 
-/// Why a machine did not come up.
-enum Trouble {
-    /// The launcher could not start the VMM.
-    Failed { stage: Stage, what: String, errno: Option<i32>, log: String },
-    /// The VMM refused a request, or built something else.
-    Told(String),
-    /// It started, and no guest answered.
-    Silent(Duration),
-    /// The VMM ended while its guest was booting.
-    Ended,
-    /// A system call of our own failed.
-    Io(&'static str, io::Error),
-}
-
-impl Trouble {
-    fn explain(self, last_words: &str, rootful: bool) -> PrepareError {
-        // The last line says most.
-        let log = |text: &str| {
-            let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-            let last = crate::text::Untrusted::new(last.to_owned()).for_terminal(300);
-            if last.is_empty() { String::new() } else { format!(" ({last})") }
-        };
-        match self {
-            Self::Silent(patience) => PrepareError::Unfit {
-                backend: Backend::Firecracker,
-                blocker: format!(
-                    "/dev/kvm opens, but a microVM did not boot within {} s: this host's virtualisation cannot run a guest{}",
-                    patience.as_secs(),
-                    log(last_words)
-                ),
-                help: "run on bare metal or with working nested virtualisation; on a host that is only slow, raise \
-                       PLIMSOLL_BOOT_TIMEOUT"
-                    .to_owned(),
-            },
-            Self::Ended => unavailable(
-                format!("the VMM ended while its guest was booting{}", log(last_words)),
-                "run on bare metal or with working nested virtualisation; the kernel's log (`dmesg`) may say more",
-            ),
-            Self::Told(what) => unavailable(
-                format!("{}{}", crate::text::Untrusted::new(what).for_terminal(600), log(last_words)),
-                "see what the VMM says; `plimsoll doctor --backend firecracker` tries again",
-            ),
-            Self::Failed { stage: Stage::Namespaces, what, errno, .. } if !rootful => unavailable(
-                format!(
-                    "namespaces cannot be made: {what}{}",
-                    errno.map_or(String::new(), |n| format!(" (errno {n})"))
-                ),
-                "allow user namespaces to plain users: `sysctl -w user.max_user_namespaces=15000`; on Ubuntu 24.04 or \
-                 newer also an AppArmor profile with `userns,` for plimsoll",
-            ),
-            Self::Failed { what, log: said, .. } => unavailable(
-                format!("{what}{}", log(&said)),
-                "see what the engine says; as root the jailer has to be able to mount, chroot and make device nodes",
-            ),
-            Self::Io(action, source) => PrepareError::Io { action: action.to_owned(), source },
-        }
-    }
-}
-
-/// Builds the machine over the VMM's API, starts it, and connects to the agent in it: the channel, and the VMM's pid.
-async fn raise_machine(
-    launched: &Launched,
-    request: &Request,
-    machine: &Machine,
-    plan: &Plan,
-) -> Result<(Channel, u32), Trouble> {
-    let Work::Firecracker(work) = &request.work else {
-        return Err(Trouble::Told("no microVM was asked for".to_owned()));
-    };
-    let root = raise::root(&work.base, &work.id);
-    tracing::debug!("the VMM is started");
-    let sockets =
-        Sockets::open(launched.launcher.pid(), &root).map_err(|e| Trouble::Io("open the VMM's directory", e))?;
-    let mut api = sockets.api().await?;
-    let pid =
-        api.peer().ok().flatten().ok_or_else(|| Trouble::Told("nobody listens on the VMM's socket".to_owned()))?;
-    let refused = |e: api::ApiError| Trouble::Told(crate::text::chain(&e));
-    for (path, body) in machine.requests() {
-        api.put(&path, &body).await.map_err(refused)?;
-    }
-    let built = api.get("/vm/config").await.map_err(refused)?;
-    if let Some(difference) = machine.differs(&built) {
-        return Err(Trouble::Told(format!("the VMM says it built something else: {difference}")));
-    }
-    let patience = plan.engines.boot_patience.unwrap_or(BOOT_PATIENCE);
-    let began = Instant::now();
-    let until = began + patience;
-    api.put("/actions", &json!({"action_type": "InstanceStart"})).await.map_err(refused)?;
-    tracing::debug!("the machine is started");
-    let process = ProcDir::open(pid).map_err(|_| Trouble::Ended)?;
-    loop {
-        let attempt = tokio::time::timeout_at(until.into(), sockets.guest()).await;
-        match attempt {
-            Err(_) => return Err(Trouble::Silent(patience)),
-            Ok(Ok((stream, peer))) if peer == Some(pid) => {
-                tracing::debug!("the agent listens");
-                let (reader, writer) = stream.into_split();
-                return Ok((Channel::new(reader, writer, Vec::new()), pid));
-            }
-            Ok(Ok((_, peer))) => {
-                let peer = peer.map_or("nobody".to_owned(), |pid| format!("pid {pid}"));
-                return Err(Trouble::Told(format!("{peer} answers on the vsock socket, not the VMM (pid {pid})")));
-            }
-            Ok(Err(_)) if !process.alive() => return Err(Trouble::Ended),
-            Ok(Err(_)) if Instant::now() > until => return Err(Trouble::Silent(patience)),
-            // Nobody listens in the guest yet.
-            Ok(Err(_)) => tokio::time::sleep(RETRY.max(began.elapsed() / 40)).await,
-        }
-    }
-}
-
-/// The directory of the VMM's sockets, reached through the launcher's mount namespace.
-struct Sockets(OwnedFd);
-
-impl Sockets {
-    fn open(launcher: u32, root: &Path) -> io::Result<Self> {
-        let inner = root.strip_prefix("/").unwrap_or(root).join("run");
-        let path = PathBuf::from(format!("/proc/{launcher}/root")).join(inner);
-        Ok(Self(open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?))
-    }
-
-    /// A short name for a socket: a socket's address holds 108 bytes (unix(7)).
-    fn path(&self, inside: &str) -> PathBuf {
-        let name = Path::new(inside).file_name().unwrap_or_default();
-        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_fd().as_raw_fd())).join(name)
-    }
-
-    async fn api(&self) -> Result<Api, Trouble> {
-        let until = Instant::now() + API_PATIENCE;
-        loop {
-            match Api::connect(&self.path(API)).await {
-                Ok(api) => return Ok(api),
-                Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(1)).await,
-                Err(e) => return Err(Trouble::Told(format!("the VMM takes no requests: {e}"))),
-            }
-        }
-    }
-
-    /// One attempt to reach the agent: the stream, and the pid of who listens on the socket.
-    async fn guest(&self) -> io::Result<(UnixStream, Option<u32>)> {
-        let mut stream = UnixStream::connect(self.path(VSOCK)).await?;
-        let peer = stream.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok());
-        stream.write_all(format!("CONNECT {PORT}\n").as_bytes()).await?;
-        // `OK <port>` and a line feed; what follows is the agent's.
-        let mut line = Vec::new();
-        while !line.ends_with(b"\n") {
-            if line.len() > 32 {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            line.push(stream.read_u8().await?);
-        }
-        if line.starts_with(b"OK ") { Ok((stream, peer)) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -615,23 +419,5 @@ mod tests {
         assert_eq!(drives(&parts), [drive("vdb", "/wheels", Some("a.whl"))]);
         let with = MachineParts { workspace: Some("w".into()), ..parts };
         assert_eq!(drives(&with), [drive("vdb", "/workspace", None), drive("vdc", "/wheels", Some("a.whl"))]);
-    }
-
-    #[test]
-    fn what_went_wrong_has_a_fix() {
-        let troubles = [
-            Trouble::Silent(Duration::from_secs(12)),
-            Trouble::Ended,
-            Trouble::Told("PUT /actions was refused (400): \u{1b}[31m".to_owned()),
-            Trouble::Failed { stage: Stage::Engine, what: "jailer".into(), errno: None, log: "no\u{202e}".into() },
-        ];
-        for trouble in troubles {
-            let (PrepareError::Unavailable { blocker, help, .. } | PrepareError::Unfit { blocker, help, .. }) =
-                trouble.explain("last\nwords", true)
-            else {
-                panic!("no help")
-            };
-            assert!(!help.is_empty() && !blocker.contains('\u{202e}'), "{blocker}");
-        }
     }
 }

@@ -31,8 +31,9 @@ use super::channel::{Cancel, Channel, Outcome};
 use super::executable::Executable;
 use super::family::{Family, Used};
 use super::launcher::control::{Launched, launch};
+use super::launcher::teardown::Remains;
 use super::launcher::{Reply, Request, Work};
-use super::traces::{BASE, Mark, mounts_below, remove_files};
+use super::traces::{BASE, Mark};
 use super::{Backend, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareError, Usage};
 use crate::evidence::fact::EngineKind;
 use crate::evidence::proc::ProcDir;
@@ -294,37 +295,7 @@ impl Gvisor {
     /// See [`super::Sandbox::teardown`].
     pub async fn teardown(self) -> Vec<Observation> {
         let Self { launched, group, family, plan, .. } = self;
-        let directories = group.directories();
-        let mut looked_for = vec![
-            format!("{} processes and their pid namespace", family.len()),
-            format!("{} cgroups", directories.len()),
-            format!("mounts and files below {}", plan.scratch.display()),
-        ];
-        let mut found = Vec::new();
-        match launched.end().await {
-            Some(Reply::Ended { engine, left, log }) => {
-                if let Some(sentry) = engine {
-                    looked_for.push(match (sentry.code, sentry.signal) {
-                        (Some(code), _) => format!("the sentry's end (exit code {code})"),
-                        (None, signal) => format!("the sentry's end (signal {})", signal.unwrap_or(0)),
-                    });
-                }
-                found.extend(left.into_iter().map(|pid| format!("process {pid} of the boundary's own numbering")));
-                if !log.is_empty() {
-                    tracing::debug!(?log, "the engine's last words");
-                }
-            }
-            _ => tracing::debug!("the launcher did not say how the boundary ended"),
-        }
-        let look = move || {
-            let mut found = group.remove();
-            found.extend(family.survivors());
-            found.extend(mounts_below(&plan.scratch));
-            found.extend(remove_files(&plan.scratch));
-            found
-        };
-        found.extend(tokio::task::spawn_blocking(look).await.unwrap_or_else(|e| vec![format!("unknown: {e}")]));
-        vec![Observation::host(Fact::Leftovers { looked_for, found })]
+        Remains { launched, group, family, scratch: plan.scratch }.end("the sentry").await
     }
 }
 

@@ -40,6 +40,7 @@ use serde::{Deserialize, Serialize};
 
 pub mod control;
 mod socket;
+pub mod teardown;
 
 use super::sys::{self, Forked};
 use super::{firecracker, gvisor};

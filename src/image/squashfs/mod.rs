@@ -19,10 +19,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{Dir, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::artifact::destination::confined;
+use crate::artifact::destination::{confined, entry_kind};
 use format::{BLOCK, Child, File as FileInode, Kind, SUPERBLOCK, Tables};
 
 /// Deepest directory; each level above the one that is read holds an fd.
@@ -379,11 +379,7 @@ fn names(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<(Vec<u8>, FileType
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let mut kind = entry.file_type();
-        if kind == FileType::Unknown {
-            kind = FileType::from_raw_mode(rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode);
-        }
-        names.push((name.to_bytes().to_vec(), kind));
+        names.push((name.to_bytes().to_vec(), entry_kind(directory, &entry)?));
     }
     names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     Ok(names)
