@@ -15,7 +15,7 @@ use plimsoll_guest::{Dispatch, GuestResult, LimitHit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::channel::{Cancel, CancelSignal, ChallengeError, Ended, cancelled};
+use crate::backend::channel::{Cancel, CancelSignal, Ended, cancelled};
 use crate::backend::{Answer, Backend, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Usage};
 use crate::evidence::{ControlId, Fact, Judgement, Observation, Refusal, Tier, judge};
 
@@ -208,9 +208,7 @@ async fn cross(
     };
     let answer = match answer {
         Ok(answer) => answer,
-        Err(e @ (ChallengeError::Silent(_) | ChallengeError::Wrong(_) | ChallengeError::Channel(_))) => {
-            return End::NotProven(e.to_string());
-        }
+        Err(e) => return End::NotProven(e.to_string()),
     };
     tracing::debug!("the challenge is answered");
     match sandbox.observe(Phase::Before, Some(answer.took)) {
@@ -401,18 +399,24 @@ mod tests {
         let refused = Script { before: vec![leak], ..good() };
         let silent = Script { wrong_nonce: true, ..good() };
         let early = Script { early: Some(done(0)), ..good() };
+        let sorry = Script { early: Some(FromGuest::Notice("no \u{1b}[31mdisk".into())), ..good() };
         let blind = Script { before: vec![], ..good() };
         for (script, calls_made) in [
             (refused, &["prepare", "observe", "tear down"][..]),
             (blind, &["prepare", "observe", "tear down"][..]),
             (silent, &["prepare", "tear down"][..]),
             (early, &["prepare", "tear down"][..]),
+            (sorry.clone(), &["prepare", "tear down"][..]),
         ] {
             let (passage, calls) = go(script, LONG, None).await;
             assert_eq!(calls, calls_made);
             assert_eq!(passage.dispatched, Dispatched::No);
             assert!(matches!(passage.end, End::Refused(_) | End::NotProven(_)), "{:?}", passage.end);
         }
+        // Why an agent has no boundary to offer is shown, without what would paint a terminal.
+        let (passage, _) = go(sorry, LONG, None).await;
+        let End::NotProven(why) = passage.end else { panic!("{:?}", passage.end) };
+        assert!(why.ends_with("disk") && why.contains("could not make the boundary ready") && !why.contains('\u{1b}'));
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 
 use super::output::Output;
+use crate::text::Untrusted;
 
 /// A signal that asked the whole run to stop; `None` while nobody did. Shared by all steps.
 pub type Cancel = watch::Receiver<Option<CancelSignal>>;
@@ -60,6 +61,9 @@ pub enum ChallengeError {
     /// Something else than the answer came.
     #[error("the answer to the challenge was wrong: {0}")]
     Wrong(&'static str),
+    /// The agent says that it could not make the boundary ready. Its own words, fit for a terminal.
+    #[error("the agent could not make the boundary ready: {0}")]
+    Apology(String),
     /// The channel failed.
     #[error("the channel failed during the challenge: {0}")]
     Channel(FrameError),
@@ -174,6 +178,7 @@ impl Channel {
                     Ok(Answer { took: asked.elapsed(), kernel, boot_id })
                 }
             }
+            Ok(Ok(FromGuest::Notice(why))) => Err(ChallengeError::Apology(Untrusted::new(why).for_terminal(600))),
             Ok(Ok(_)) => Err(ChallengeError::Wrong("another message")),
         }
     }

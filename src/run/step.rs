@@ -82,6 +82,7 @@ impl Attempt<'_> {
             return refuse(self.report, Exit::Refused, record::out_of_reach(&known, floor));
         }
         let Some(ready) = self.ready(cancel).await else { return };
+        tracing::debug!("the artifact is unpacked");
         let unpacked_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let last = candidates.len() - 1;
         for (position, backend) in candidates.into_iter().enumerate() {
@@ -191,6 +192,7 @@ impl Attempt<'_> {
         }
         // Held until the boundary is gone: what is in the cache stays there meanwhile.
         let Ok(image) = self.image(backend, cancel).await else { return true };
+        tracing::debug!("the image is there");
         let mut dispatch = ready.dispatch.clone();
         if let Some(image) = &image {
             payload::adopt(&mut dispatch, self.step, &image.env, image.user);
@@ -201,6 +203,7 @@ impl Attempt<'_> {
             Err(Settled) => return true,
         };
         let rootfs = image.as_ref().and_then(|image| image.root.clone());
+        tracing::debug!("the boundary's parts are there");
         let plan = self.plan(ready, scratch, rootfs, machine.as_ref().map(|m| m.parts.clone()));
         let (output, shown) = match self.output() {
             Ok(both) => both,

@@ -25,11 +25,11 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes one below `corner`, for at most `pids` processes and threads.
+    /// Makes one below `corner`, without limits.
     ///
     /// # Errors
     /// If the kernel has no control groups of version 2, or not these controllers.
-    pub fn make(corner: &Path, pids: u64) -> io::Result<Self> {
+    pub fn make(corner: &Path) -> io::Result<Self> {
         let top = corner.join("cgroup");
         fs::create_dir(&top)?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -37,12 +37,21 @@ impl Group {
         fs::write(top.join("cgroup.subtree_control"), "+memory +pids +cpu")?;
         let directory = top.join("step");
         fs::create_dir(&directory)?;
-        fs::write(directory.join("pids.max"), pids.to_string())?;
+        Ok(Self { directory, memory: None })
+    }
+
+    /// Bounds it to so many processes and threads, and to the memory that is there now, less a reserve.
+    ///
+    /// # Errors
+    /// If the kernel takes a limit for none.
+    pub fn bound(mut self, pids: u64) -> io::Result<Self> {
+        fs::write(self.directory.join("pids.max"), pids.to_string())?;
         let memory = available().map(|available| available.saturating_sub(RESERVE).max(RESERVE));
         if let Some(memory) = memory {
-            fs::write(directory.join("memory.max"), memory.to_string())?;
+            fs::write(self.directory.join("memory.max"), memory.to_string())?;
         }
-        Ok(Self { directory, memory })
+        self.memory = memory;
+        Ok(self)
     }
 
     /// The file that a process writes `0` to in order to join.

@@ -98,14 +98,18 @@ pub fn harden() -> io::Result<()> {
 ///
 /// # Errors
 /// If the channel fails. A channel that closes is the end, not an error.
-pub fn serve(mut transport: Transport, corner: &Corner) -> Result<(), FrameError> {
+pub fn serve(mut transport: Transport, mut corner: Corner) -> Result<(), FrameError> {
     let mut ran = false;
     loop {
         match transport.receive() {
-            Ok(ToGuest::Challenge { nonce }) => transport.send(&answer(nonce))?,
+            Ok(ToGuest::Challenge { nonce }) => {
+                transport.send(&answer(nonce))?;
+                // While the runner looks at the boundary.
+                corner.stage();
+            }
             Ok(ToGuest::Dispatch(dispatch)) if !ran => {
                 ran = true;
-                let result = program::run(*dispatch, corner, &mut transport)?;
+                let result = program::run(*dispatch, &mut corner, &mut transport)?;
                 transport.send(&FromGuest::Result(result))?;
             }
             Ok(ToGuest::Dispatch(_)) => return Err(FrameError::Malformed),
@@ -161,7 +165,7 @@ mod tests {
         let (mut from_guest, guest_out) = io::pipe().unwrap();
         let agent = std::thread::spawn(move || {
             let corner = Corner::of_container().unwrap();
-            serve(Transport::new(guest_in.into(), guest_out.into()), &corner)
+            serve(Transport::new(guest_in.into(), guest_out.into()), corner)
         });
         messages.iter().for_each(|m| write_message(&mut to_guest, m).unwrap());
         drop(to_guest);

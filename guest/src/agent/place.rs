@@ -25,10 +25,12 @@ pub const WORKSPACE: &str = "/workspace";
 const STEP: &str = "/run/plimsoll";
 
 /// The agent's own corner of the boundary's tree.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Corner {
     path: PathBuf,
     machine: bool,
+    /// The program's control group, once it is made.
+    group: Option<io::Result<Group>>,
 }
 
 impl Corner {
@@ -38,13 +40,20 @@ impl Corner {
     /// If it cannot be found.
     pub fn of_container() -> io::Result<Self> {
         let exe = std::env::current_exe()?;
-        Ok(Self { path: exe.parent().unwrap_or(Path::new("/")).to_owned(), machine: false })
+        Ok(Self { path: exe.parent().unwrap_or(Path::new("/")).to_owned(), machine: false, group: None })
     }
 
     /// The one that [`super::machine`] made in a microVM; its scratch space is mounted.
     #[must_use]
     pub const fn of_machine(path: PathBuf) -> Self {
-        Self { path, machine: true }
+        Self { path, machine: true, group: None }
+    }
+
+    /// Makes what takes a while and depends on nothing that is dispatched. What fails is told at dispatch.
+    pub fn stage(&mut self) {
+        if self.machine && self.group.is_none() {
+            self.group = Some(Group::make(&self.path));
+        }
     }
 }
 
@@ -78,14 +87,16 @@ fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Plac
 
 impl Place {
     /// Assembles everything. Called once, at dispatch.
-    pub fn assemble(corner: &Corner, dispatch: &Dispatch) -> Result<Self, PlaceError> {
+    pub fn assemble(corner: &mut Corner, dispatch: &Dispatch) -> Result<Self, PlaceError> {
         let mut place = Self { scratch: corner.path.join("scratch"), machine: corner.machine, group: None };
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         if corner.machine {
             machine::wake(dispatch).map_err(failed("wake the machine"))?;
             machine::mount_drives(&corner.path, &dispatch.drives).map_err(failed("mount the drives"))?;
-            let group = Group::make(&corner.path, dispatch.limits.pids).map_err(failed("make a control group"))?;
-            place.group = Some(group);
+            corner.stage();
+            let group = corner.group.take().unwrap_or(Err(io::ErrorKind::NotFound.into()));
+            let bounded = group.and_then(|group| group.bound(dispatch.limits.pids));
+            place.group = Some(bounded.map_err(failed("make a control group"))?);
         } else {
             let options = CString::new(format!("size={},mode=0711", dispatch.limits.disk_bytes))
                 .map_err(|e| PlaceError { what: "size the scratch space".to_owned(), why: e.into() })?;

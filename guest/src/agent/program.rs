@@ -36,7 +36,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const MAX_FILES: u64 = 4096;
 
 /// Runs what was dispatched, sends its output and files, and says how it ended. An error is the channel's.
-pub fn run(dispatch: Dispatch, corner: &Corner, transport: &mut Transport) -> Result<GuestResult, FrameError> {
+pub fn run(dispatch: Dispatch, corner: &mut Corner, transport: &mut Transport) -> Result<GuestResult, FrameError> {
     let until = Instant::now() + Duration::from_millis(dispatch.limits.deadline_ms) + GRACE;
     let Program::Script { argv, text } = &dispatch.program else {
         return Ok(fault("this boundary runs no WebAssembly".to_owned()));

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 
 use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
+use super::executable::Identity;
 use super::family::Family;
 use super::launcher::control::{Launched, launch};
 use super::launcher::teardown::Remains;
@@ -66,7 +67,8 @@ pub struct Firecracker {
     channel: Channel,
     pid: u32,
     vmm: Vmm,
-    digests: Digests,
+    identity: Identity,
+    jailer: Option<Identity>,
     machine: Machine,
     parts: MachineParts,
     plan: Plan,
@@ -76,14 +78,6 @@ pub struct Firecracker {
     own_memory: Option<u64>,
     peak_memory: Option<u64>,
     rootful: bool,
-}
-
-/// What the engine's executables are.
-#[derive(Debug)]
-struct Digests {
-    firecracker: String,
-    version: String,
-    jailer: Option<(String, String)>,
 }
 
 fn unavailable(blocker: impl Into<String>, help: impl Into<String>) -> PrepareError {
@@ -120,7 +114,11 @@ impl Firecracker {
                 format!("raise `sandbox.memory` to {LEAST_MEMORY}MiB or more"),
             ));
         }
-        let hashing = Hashing::start(&vmm).map_err(PrepareError::io("open the engine again"))?;
+        // Meanwhile: that takes as long as some of the boot.
+        let again = || PrepareError::io("open the engine again");
+        let identifying = vmm.firecracker.identify(EngineKind::Firecracker, VERSION_PREFIX).map_err(again())?;
+        let jailer = vmm.jailer.as_ref().map(|jailer| jailer.identify(EngineKind::Jailer, JAILER_PREFIX)).transpose();
+        let jailer = jailer.map_err(again())?;
         let mark = Mark::make(&plan.scratch, &plan.id)?;
         let mut group = Group::create(
             &plan.id,
@@ -154,14 +152,20 @@ impl Firecracker {
             }
         };
         mark.keep();
-        let digests = hashing.finish(&vmm).await?;
+        let unread = || PrepareError::io("read the engine's executable");
+        let identity = identifying.finish().await.map_err(unread())?;
+        let jailer = match jailer {
+            Some(identifying) => Some(identifying.finish().await.map_err(unread())?),
+            None => None,
+        };
         let family = Family::of(launched.launcher.pid());
         Ok(Self {
             launched,
             channel,
             pid,
             vmm,
-            digests,
+            identity,
+            jailer,
             machine,
             parts,
             plan: plan.clone(),
@@ -182,9 +186,9 @@ impl Firecracker {
     fn known(&self) -> Known<'_> {
         Known {
             pid: self.pid,
-            vmm: (&self.vmm.firecracker, &self.digests.firecracker),
-            jailer: self.vmm.jailer.as_ref().zip(self.digests.jailer.as_ref().map(|(sha256, _)| sha256.as_str())),
-            version: &self.digests.version,
+            vmm: (&self.vmm.firecracker, &self.identity.sha256),
+            jailer: self.vmm.jailer.as_ref().zip(self.jailer.as_ref().map(|jailer| jailer.sha256.as_str())),
+            version: &self.identity.version,
             trusted: &self.plan.engines.trusted,
             refuse_vulnerable: self.plan.engines.refuse_vulnerable,
             group: &self.group,
@@ -261,15 +265,14 @@ impl Firecracker {
     /// See [`super::Sandbox::engine`].
     #[must_use]
     pub fn engine(&self) -> EngineRecord {
-        let record = |path: &Path, version: &str, sha256: &str| BinaryRecord {
+        let record = |path: &Path, identity: &Identity| BinaryRecord {
             path: path.display().to_string(),
-            version: version.to_owned(),
-            sha256: sha256.to_owned(),
+            version: identity.version.clone(),
+            sha256: identity.sha256.clone(),
         };
-        let mut binaries = vec![record(self.vmm.firecracker.path(), &self.digests.version, &self.digests.firecracker)];
-        if let (Some(jailer), Some((sha256, version))) = (&self.vmm.jailer, &self.digests.jailer) {
-            binaries.push(record(jailer.path(), version, sha256));
-        }
+        let mut binaries = vec![record(self.vmm.firecracker.path(), &self.identity)];
+        binaries
+            .extend(self.vmm.jailer.as_ref().zip(self.jailer.as_ref()).map(|(jailer, id)| record(jailer.path(), id)));
         let settings = [
             ("jail", if self.rootful { "jailer" } else { "own" }.to_owned()),
             ("network", "none".to_owned()),
@@ -279,7 +282,7 @@ impl Firecracker {
         ];
         EngineRecord {
             name: Backend::Firecracker.name().to_owned(),
-            engine_version: self.digests.version.clone(),
+            engine_version: self.identity.version.clone(),
             binaries,
             settings: settings.into_iter().map(|(k, v)| (k.to_owned(), v)).collect::<BTreeMap<_, _>>(),
         }
@@ -299,38 +302,6 @@ fn drives(parts: &MachineParts) -> Vec<Drive> {
     let mounts = parts.mounts.iter().map(|m| (m.at.clone(), m.file.clone()));
     let numbered = workspace.chain(mounts).zip(1..);
     numbered.filter_map(|((at, file), index)| Some(Drive { device: drive_name(index)?, at, file })).collect()
-}
-
-/// The digests of the executables, computed while the machine boots.
-struct Hashing(Vec<tokio::task::JoinHandle<io::Result<String>>>);
-
-impl Hashing {
-    fn start(vmm: &Vmm) -> io::Result<Self> {
-        std::iter::once(&vmm.firecracker)
-            .chain(&vmm.jailer)
-            .map(|e| e.sha256_task())
-            .collect::<io::Result<_>>()
-            .map(Self)
-    }
-
-    async fn finish(self, vmm: &Vmm) -> Result<Digests, PrepareError> {
-        let mut digests = Vec::new();
-        for hashing in self.0 {
-            let digest = hashing.await.unwrap_or_else(|e| Err(io::Error::other(e)));
-            digests.push(digest.map_err(PrepareError::io("read the engine's executable"))?);
-        }
-        let mut digests = digests.into_iter();
-        let firecracker = digests.next().unwrap_or_default();
-        let version = vmm.firecracker.version(EngineKind::Firecracker, &firecracker, VERSION_PREFIX).await;
-        let jailer = match (&vmm.jailer, digests.next()) {
-            (Some(jailer), Some(sha256)) => {
-                let version = jailer.version(EngineKind::Jailer, &sha256, JAILER_PREFIX).await;
-                Some((sha256, version))
-            }
-            _ => None,
-        };
-        Ok(Digests { firecracker, version, jailer })
-    }
 }
 
 /// Whether `/dev/kvm` is there and this process may use it. Whether it works, only a boot tells.

@@ -28,7 +28,7 @@ use plimsoll_guest::{Dispatch, LimitHit};
 
 use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
-use super::executable::Executable;
+use super::executable::{Executable, Identity};
 use super::family::{Family, Used};
 use super::launcher::control::{Launched, launch};
 use super::launcher::teardown::Remains;
@@ -99,7 +99,9 @@ impl Gvisor {
         let skeleton = skeleton(plan)?;
         let mark = Mark::make(&plan.scratch, &plan.id)?;
         // Meanwhile: the engine's 30 MB take a while to hash.
-        let hashing = engine.sha256_task().map_err(PrepareError::io("open the engine again"))?;
+        let identifying = engine
+            .identify(EngineKind::Runsc, runsc::VERSION_PREFIX)
+            .map_err(PrepareError::io("open the engine again"))?;
         let user_namespace = !may_mount()?;
         let mut attempt = Attempt::new(plan.engines.platform.clone(), user_namespace);
         let (group, launched, channel) = loop {
@@ -154,11 +156,9 @@ impl Gvisor {
             }
         };
         mark.keep();
-        let sha256 = hashing
-            .await
-            .unwrap_or_else(|e| Err(io::Error::other(e)))
-            .map_err(PrepareError::io(format!("read {}", engine.path().display())))?;
-        let version = engine.version(EngineKind::Runsc, &sha256, runsc::VERSION_PREFIX).await;
+        let identified = identifying.finish().await;
+        let Identity { sha256, version } =
+            identified.map_err(PrepareError::io(format!("read {}", engine.path().display())))?;
         let family = Family::of(launched.launcher.pid());
         Ok(Self {
             launched,
