@@ -1,6 +1,6 @@
 #!/bin/bash
 # `auto` takes the strongest: firecracker, where the step has an image for it; and says which it was.
-# deadline: 180
+# deadline: 250
 
 run 0 image --image "$shell" --run 'echo auto'
 holds image 'step["backend"]["name"] == "firecracker" and isolation["tier"] == "vm" and out == "auto\n"'

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Python from an image tree runs the tests of an artifact; its output files and its JUnit report come back.
-# deadline: 240
+# deadline: 250
 
 mkdir -p "$work/python/artifact/out"
 cat > "$work/python/artifact/test_sum.py" <<'END'

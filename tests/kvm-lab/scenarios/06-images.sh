@@ -1,6 +1,6 @@
 #!/bin/bash
 # The same image as a tree, an archive and an OCI layout. Of the layout: whiteouts, later layers, variables, and no root user.
-# deadline: 240
+# deadline: 270
 
 for source in "$shell" "$shell_tar" "$shell_oci"; do
   name=${source%%:*}

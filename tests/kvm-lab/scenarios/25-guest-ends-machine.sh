@@ -1,7 +1,7 @@
 #!/bin/bash
 # Guest code that wants to end or crash its machine: reboot, poweroff, halt, sysrq. It has no right to; the step goes on and
 # passes, and what was tried has no effect on the host.
-# deadline: 240
+# deadline: 200
 
 run 0 ends --backend firecracker --image "$shell" --run '
 attempt() { what=$1; shift; if "$@" 2> /dev/null; then echo "$what worked"; else echo "$what denied"; fi; }

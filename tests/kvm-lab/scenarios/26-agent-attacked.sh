@@ -1,7 +1,7 @@
 #!/bin/bash
 # Guest code attacks the agent, which is PID 1 beside it: signals, ptrace, its descriptors and memory, its channel over vsock,
 # the clock. Nothing works; the agent tells the result.
-# deadline: 240
+# deadline: 270
 
 mkdir -p "$work/attack/artifact"
 cat > "$work/attack/artifact/attack.py" <<'END'
