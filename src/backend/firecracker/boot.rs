@@ -17,7 +17,7 @@ use super::config::{API, Machine, VSOCK};
 use super::{raise, unavailable};
 use crate::backend::channel::Channel;
 use crate::backend::launcher::control::Launched;
-use crate::backend::launcher::{Request, Stage, Work};
+use crate::backend::launcher::{EngineEnd, Request, Stage, Work};
 use crate::backend::{Backend, Plan, PrepareError};
 use crate::evidence::proc::ProcDir;
 
@@ -45,8 +45,9 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// In the terms of a backend that is not available. `last_words` are the end of what the VMM wrote: hostile.
-    pub fn explain(self, last_words: &str, rootful: bool) -> PrepareError {
+    /// In the terms of a backend that is not available. `last_words` are the end of what the VMM wrote: hostile; `end` is
+    /// how its process ended, where the launcher is its parent.
+    pub fn explain(self, last_words: &str, end: Option<EngineEnd>, rootful: bool) -> PrepareError {
         // The last line says most.
         let log = |text: &str| {
             let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -66,7 +67,15 @@ impl Trouble {
                     .to_owned(),
             },
             Self::Ended => unavailable(
-                format!("the VMM ended while its guest was booting{}", log(last_words)),
+                format!(
+                    "the VMM ended{} while its guest was booting{}",
+                    match end {
+                        Some(EngineEnd { signal: Some(signal), .. }) => format!(" by signal {signal}"),
+                        Some(EngineEnd { code: Some(code), .. }) => format!(" with exit code {code}"),
+                        _ => String::new(),
+                    },
+                    log(last_words)
+                ),
                 "run on bare metal or with working nested virtualisation; the kernel's log (`dmesg`) may say more",
             ),
             Self::Told(what) => unavailable(
@@ -204,7 +213,7 @@ mod tests {
         ];
         for trouble in troubles {
             let (PrepareError::Unavailable { blocker, help, .. } | PrepareError::Unfit { blocker, help, .. }) =
-                trouble.explain("last\nwords", true)
+                trouble.explain("last\nwords", None, true)
             else {
                 panic!("no help")
             };

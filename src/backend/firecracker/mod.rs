@@ -143,12 +143,12 @@ impl Firecracker {
         let (channel, pid) = match raised {
             Ok(both) => both,
             Err(trouble) => {
-                let log = match launched.end().await {
-                    Some(Reply::Ended { log, .. }) => log,
-                    _ => String::new(),
+                let (log, end) = match launched.end().await {
+                    Some(Reply::Ended { log, engine, .. }) => (log, engine),
+                    _ => (String::new(), None),
                 };
                 let _ = group.remove();
-                return Err(trouble.explain(&log, rootful));
+                return Err(trouble.explain(&log, end, rootful));
             }
         };
         mark.keep();
