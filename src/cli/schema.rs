@@ -1,4 +1,4 @@
-//! `plimsoll schema step|report|policy`.
+//! `plimsoll schema step|report|policy|predicate`.
 
 use clap::{Args, ValueEnum};
 
@@ -6,6 +6,7 @@ use super::failure::Failure;
 use super::output::Log;
 use crate::exit::Exit;
 use crate::report::json_v1::ReportV1;
+use crate::report::sign::Predicate;
 use crate::spec::{policy_schema, step_schema};
 
 /// Arguments.
@@ -24,6 +25,8 @@ pub enum Schema {
     Report,
     /// The operator's policy
     Policy,
+    /// What a service signs: the predicate of report.dsse.json
+    Predicate,
 }
 
 /// Prints it.
@@ -32,6 +35,7 @@ pub fn schema(args: &SchemaArgs) -> Result<Exit, Failure> {
         Schema::Step => step_schema(),
         Schema::Report => ReportV1::json_schema(),
         Schema::Policy => policy_schema(),
+        Schema::Predicate => Predicate::json_schema(),
     };
     let text = serde_json::to_string_pretty(&schema).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
     Log::data().line(&text);

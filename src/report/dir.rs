@@ -27,7 +27,7 @@ use crate::artifact::destination::entry_kind;
 const MAX_DEPTH: usize = 64;
 /// What is between the name of a directory and the random part of the name of the one being built for it.
 const INFIX: &str = ".plimsoll-";
-const MARKER: &str = ".gitignore";
+pub(super) const MARKER: &str = ".gitignore";
 pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 

@@ -27,6 +27,7 @@ pub mod junit;
 mod logs;
 pub mod markdown;
 mod read_back;
+pub mod sign;
 mod staging;
 pub mod verify;
 pub mod words;

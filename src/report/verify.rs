@@ -4,10 +4,12 @@
 //! regular, and are read within budgets. [`verify`] recomputes every digest, weighs the recorded facts again with the same judge
 //! that admits runs ([`evidence::judge`](crate::evidence::judge)), and checks that grades, tiers, verdicts and exit codes follow from one
 //! another. What was rendered from the record is rendered again and compared. A report that passes is *consistent*; who wrote
-//! it, that does not show.
+//! it, that does not show. [`verify_signed`] asks for that as well: a service's signature by one of the keys given, over this
+//! very record, on which the digests of everything else hang.
 
 mod again;
 mod files;
+mod signature;
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -16,11 +18,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
+use super::Verdict;
 use super::dir::open_beneath;
 use super::json_v1::{self, ControlV1, ReadError, ReportV1, StepV1};
+use super::sign::{PublicKey, ReportFile, Signer};
 use super::write::REPORT_JSON;
-use super::{ReportOrigin, Verdict};
 use crate::evidence::judge::{self, ALWAYS_REQUIRED};
 use crate::evidence::{ControlId, Fact, Observation, Status, Tier};
 use crate::exit::Exit;
@@ -54,6 +58,22 @@ pub struct Verified {
     pub faults: Vec<Fault>,
     /// What was not looked at, in words.
     pub unchecked: Vec<String>,
+    /// Who wrote it, as far as that shows.
+    pub provenance: Provenance,
+}
+
+/// Who wrote a report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Provenance {
+    /// Whoever could write to the directory.
+    NotProven,
+    /// A service that has the private half of a key that was given.
+    Proven {
+        /// The key, and the host's name for itself.
+        signer: Signer,
+        /// JSON pointers into the record: what the service was only told.
+        claimed: Vec<String>,
+    },
 }
 
 impl Verified {
@@ -86,24 +106,34 @@ pub struct VerifyError {
 /// # Errors
 /// If a directory can't be opened. Everything else that is wrong is a fault.
 pub fn verify(directory: &Path, outputs: Option<&Path>) -> Result<Verified, VerifyError> {
+    checked(directory, outputs, None)
+}
+
+/// The same, and a signature by one of `keys` has to be there: its absence is a fault. Without a fault the
+/// [provenance](Verified::provenance) is proven, and [`Verified::report`] is what was signed.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_signed(directory: &Path, outputs: Option<&Path>, keys: &[PublicKey]) -> Result<Verified, VerifyError> {
+    checked(directory, outputs, Some(keys))
+}
+
+fn checked(directory: &Path, outputs: Option<&Path>, keys: Option<&[PublicKey]>) -> Result<Verified, VerifyError> {
     let root = open_directory(directory)?;
     let outputs = outputs.map(open_directory).transpose()?;
     let mut check = Check { faults: Vec::new(), dropped: 0, unchecked: Vec::new(), read: 0 };
-    let report = check.record(root.as_fd());
-    if let Some(report) = &report {
+    let mut provenance = Provenance::NotProven;
+    let record = check.record(root.as_fd());
+    if let Some((report, file)) = &record {
+        provenance = check.signature(root.as_fd(), report, file, keys);
         check.run(report);
-        if report.origin == ReportOrigin::Service {
-            check.fault(
-                "origin".to_owned(),
-                "is service, but there is no signature that this version can check".to_owned(),
-            );
-        }
         for (i, step) in report.steps.iter().enumerate() {
             check.step(i, step);
             check.logs(i, step, root.as_fd());
         }
         check.renderings(report, root.as_fd(), outputs.as_ref().map(AsFd::as_fd));
         check.strangers(report, root.as_fd());
+        check.markers(root.as_fd(), outputs.as_ref().map(AsFd::as_fd));
         match &outputs {
             Some(outputs) => check.outputs(report, outputs.as_fd()),
             None if report.steps.iter().any(|s| !s.outputs.is_empty()) => {
@@ -117,7 +147,11 @@ pub fn verify(directory: &Path, outputs: Option<&Path>) -> Result<Verified, Veri
         let what = format!("{} more faults are not listed", check.dropped);
         check.faults.push(Fault { place: REPORT_JSON.to_owned(), what });
     }
-    Ok(Verified { report, faults: check.faults, unchecked: check.unchecked })
+    if !check.faults.is_empty() {
+        provenance = Provenance::NotProven;
+    }
+    let report = record.map(|(report, _)| report);
+    Ok(Verified { report, faults: check.faults, unchecked: check.unchecked, provenance })
 }
 
 fn open_directory(path: &Path) -> Result<OwnedFd, VerifyError> {
@@ -150,7 +184,7 @@ impl Check {
     }
 
     /// Reads the record and recomputes its digests.
-    fn record(&mut self, root: BorrowedFd<'_>) -> Option<ReportV1> {
+    fn record(&mut self, root: BorrowedFd<'_>) -> Option<(ReportV1, ReportFile)> {
         let bytes = open_beneath(root, REPORT_JSON).and_then(|(file, _)| {
             let mut bytes = Vec::new();
             file.take(json_v1::MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
@@ -183,7 +217,7 @@ impl Check {
         self.require(digest == report.digests.result_sha256, "digests.result_sha256", || {
             format!("the result's digest is {digest}")
         });
-        Some(report)
+        Some((report, ReportFile { bytes: bytes.len() as u64, sha256: hex::encode(Sha256::digest(&bytes)) }))
     }
 
     /// The run as a whole follows from its steps.

@@ -29,13 +29,19 @@ pub const JUNIT_XML: &str = "junit.xml";
 pub const SUMMARY_MD: &str = "summary.md";
 /// The page.
 pub const REPORT_HTML: &str = "report.html";
-/// Names that later parts of plimsoll write beside the record.
-pub(super) const LATER: [&str; 2] = ["report.dsse.json", "publish.json"];
+/// What was published where.
+pub const PUBLISH_JSON: &str = "publish.json";
+/// Names of what is written after the record, beside it.
+pub(super) const LATER: [&str; 2] = [super::sign::REPORT_DSSE, PUBLISH_JSON];
+
+pub(super) const REPORT_MARKER: &str = "# A report directory of plimsoll's. The next run replaces it as a whole.\n*\n";
+pub(super) const OUTPUTS_MARKER: &str =
+    "# An outputs directory of plimsoll's: untrusted files. The next run replaces it as a whole.\n*\n";
 
 static REPORT: Kind = Kind {
     what: "report directory",
     flag: "--report-dir",
-    marker: "# A report directory of plimsoll's. The next run replaces it as a whole.\n*\n",
+    marker: REPORT_MARKER,
     ours: |name, directory| {
         if directory {
             name == "steps"
@@ -49,7 +55,7 @@ static REPORT: Kind = Kind {
 static OUTPUTS: Kind = Kind {
     what: "outputs directory",
     flag: "--outputs-dir",
-    marker: "# An outputs directory of plimsoll's: untrusted files. The next run replaces it as a whole.\n*\n",
+    marker: OUTPUTS_MARKER,
     ours: |name, directory| directory && is_step_directory(name),
     // What guests named.
     stranger_below: |_| None,

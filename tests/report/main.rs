@@ -6,6 +6,7 @@ mod directory;
 mod json;
 mod render;
 mod samples;
+mod sign;
 mod verify;
 
 use std::path::{Path, PathBuf};

@@ -11,7 +11,10 @@ use sha2::{Digest, Sha256};
 use super::{Check, open_beneath};
 use crate::report::dir;
 use crate::report::json_v1::{FileV1, ReportV1, StepV1, StreamV1};
-use crate::report::write::{JUNIT_XML, LATER, REPORT_HTML, REPORT_JSON, SUMMARY_MD, is_step_directory};
+use crate::report::write::{
+    JUNIT_XML, LATER, OUTPUTS_MARKER, PUBLISH_JSON, REPORT_HTML, REPORT_JSON, REPORT_MARKER, SUMMARY_MD,
+    is_step_directory,
+};
 
 /// Bytes read of all files together; what is beyond is a fault.
 const MAX_READ: u64 = 64 * 1024 * 1024 * 1024;
@@ -69,7 +72,7 @@ impl Check {
 
     /// Nothing else lies in the report directory.
     pub(super) fn strangers(&mut self, report: &ReportV1, root: BorrowedFd<'_>) {
-        let files = [".gitignore", REPORT_JSON, JUNIT_XML, SUMMARY_MD, REPORT_HTML];
+        let files = [dir::MARKER, REPORT_JSON, JUNIT_XML, SUMMARY_MD, REPORT_HTML];
         let mut known: BTreeSet<String> = files.iter().chain(&LATER).map(|f| (*f).to_owned()).collect();
         let mut directories: BTreeSet<String> = BTreeSet::new();
         for path in report.steps.iter().filter_map(|s| s.result.as_ref()).flat_map(|r| [&r.stdout.path, &r.stderr.path])
@@ -98,9 +101,24 @@ impl Check {
         });
     }
 
+    /// The markers, where they are (artifact stores drop hidden files), say what plimsoll wrote; what was written after the
+    /// record can't be compared with anything.
+    pub(super) fn markers(&mut self, root: BorrowedFd<'_>, outputs: Option<BorrowedFd<'_>>) {
+        let all = [(Some(root), dir::MARKER, REPORT_MARKER), (outputs, "outputs/.gitignore", OUTPUTS_MARKER)];
+        for (directory, shown, expected) in all {
+            let Some(Ok((file, _))) = directory.map(|directory| open_beneath(directory, dir::MARKER)) else { continue };
+            let mut bytes = Vec::new();
+            let read = file.take(expected.len() as u64 + 1).read_to_end(&mut bytes);
+            self.require(read.is_ok() && bytes == expected.as_bytes(), shown, || "is not plimsoll's".to_owned());
+        }
+        if open_beneath(root, PUBLISH_JSON).is_ok() {
+            self.unchecked.push(format!("{PUBLISH_JSON}: it is written after the report"));
+        }
+    }
+
     /// Every listed output is there as recorded, and nothing else.
     pub(super) fn outputs(&mut self, report: &ReportV1, root: BorrowedFd<'_>) {
-        let mut known = BTreeSet::from([".gitignore".to_owned()]);
+        let mut known = BTreeSet::from([dir::MARKER.to_owned()]);
         let directories: Vec<String> = match dir::entries(root) {
             Ok(entries) => entries.into_iter().filter_map(|(name, d)| name.into_string().ok().filter(|_| d)).collect(),
             Err(e) => return self.fault("outputs", format!("cannot be listed: {e}")),
