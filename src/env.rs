@@ -202,6 +202,11 @@ impl<V: Into<OsString>> FromIterator<(Var, V)> for Env {
     }
 }
 
+/// Names of all variables of this process's environment; no values.
+pub fn names() -> impl Iterator<Item = String> {
+    std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -54,7 +54,7 @@ fn the_version_is_one_line_on_standard_output() {
 
 #[test]
 fn schemas_are_json() {
-    for which in ["step", "report", "policy", "predicate"] {
+    for which in ["step", "report", "policy", "doctor", "predicate"] {
         let ran = plimsoll(["schema", which]).run().exits(0);
         let schema: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
         assert_eq!(schema["type"], "object", "{which}");

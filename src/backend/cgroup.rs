@@ -9,6 +9,7 @@
 //! A limit counts only when the observed process is in the group and the group's file says the number
 //! ([`Group::facts`]). Sources: the kernel's `admin-guide/cgroup-v1` and `cgroup-v2` documents.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -210,6 +211,18 @@ impl Group {
                 }
             }
         }
+    }
+
+    /// Limits that could not be set: which controller's, and why.
+    pub fn refused(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.refused.iter().map(|(controller, why)| (controller.name(), why.as_str()))
+    }
+
+    /// Versions of the hierarchies that it is in: `v1`, `v2`, or both.
+    #[must_use]
+    pub fn versions(&self) -> String {
+        let versions: BTreeSet<u8> = self.parts.iter().map(|part| part.version).collect();
+        versions.iter().map(|version| format!("v{version}")).collect::<Vec<_>>().join(" and ")
     }
 
     /// Directories that were made.

@@ -37,6 +37,7 @@ pub mod jail;
 pub mod launcher;
 pub mod output;
 pub mod process;
+pub mod survey;
 pub mod sys;
 pub mod traces;
 pub mod wasm;

@@ -99,6 +99,18 @@ pub fn kvm_version(device: impl AsFd) -> io::Result<c_int> {
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), KVM_GET_API_VERSION, 0) })
 }
 
+/// Version of Landlock's interface that this kernel has; `None` without Landlock (the kernel's `userspace-api/landlock`
+/// document).
+#[must_use]
+pub fn landlock_version() -> Option<u32> {
+    const LANDLOCK_CREATE_RULESET_VERSION: libc::c_ulong = 1;
+    let null = std::ptr::null::<libc::c_void>();
+    // SAFETY: with this flag there are no attributes to read, and nothing is made.
+    let version =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, null, 0usize, LANDLOCK_CREATE_RULESET_VERSION) };
+    u32::try_from(version).ok().filter(|&version| version > 0)
+}
+
 /// Ends the process at once: no destructors, no exit handlers.
 pub fn exit_now(code: c_int) -> ! {
     // SAFETY: _exit(2) has no preconditions.

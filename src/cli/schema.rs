@@ -1,7 +1,8 @@
-//! `plimsoll schema step|report|policy|predicate`.
+//! `plimsoll schema step|report|policy|doctor|predicate`.
 
 use clap::{Args, ValueEnum};
 
+use super::doctor::record::DoctorV1;
 use super::failure::Failure;
 use super::output::Log;
 use crate::exit::Exit;
@@ -25,6 +26,8 @@ pub enum Schema {
     Report,
     /// The operator's policy
     Policy,
+    /// What `plimsoll doctor --json` prints
+    Doctor,
     /// What a service signs: the predicate of report.dsse.json
     Predicate,
 }
@@ -35,6 +38,7 @@ pub fn schema(args: &SchemaArgs) -> Result<Exit, Failure> {
         Schema::Step => step_schema(),
         Schema::Report => ReportV1::json_schema(),
         Schema::Policy => policy_schema(),
+        Schema::Doctor => DoctorV1::json_schema(),
         Schema::Predicate => Predicate::json_schema(),
     };
     let text = serde_json::to_string_pretty(&schema).map_err(|e| Failure::from_error(Exit::Internal, &e))?;

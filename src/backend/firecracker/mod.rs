@@ -91,7 +91,7 @@ fn unavailable(blocker: impl Into<String>, help: impl Into<String>) -> PrepareEr
 /// [`PrepareError::Unavailable`].
 pub fn available(engines: &super::Engines) -> Result<(), PrepareError> {
     Vmm::open(engines, rustix::process::geteuid().is_root())?;
-    usable_kvm()
+    Ok(usable_kvm()?)
 }
 
 impl Firecracker {
@@ -304,12 +304,31 @@ fn drives(parts: &MachineParts) -> Vec<Drive> {
     numbered.filter_map(|((at, file), index)| Some(Drive { device: drive_name(index)?, at, file })).collect()
 }
 
+/// Why a device cannot be used, and what to do about it.
+#[derive(Debug)]
+pub struct Blocked {
+    /// What stands in the way.
+    pub blocker: String,
+    /// One line.
+    pub help: String,
+}
+
+impl From<Blocked> for PrepareError {
+    fn from(Blocked { blocker, help }: Blocked) -> Self {
+        unavailable(blocker, help)
+    }
+}
+
 /// Whether `/dev/kvm` is there and this process may use it. Whether it works, only a boot tells.
-fn usable_kvm() -> Result<(), PrepareError> {
+///
+/// # Errors
+/// Why not.
+pub fn usable_kvm() -> Result<(), Blocked> {
     let path = "/dev/kvm";
+    let blocked = |blocker: String, help: &str| Blocked { blocker, help: help.to_owned() };
     if !Path::new(path).exists() {
-        return Err(unavailable(
-            "there is no /dev/kvm on this host",
+        return Err(blocked(
+            "there is no /dev/kvm on this host".to_owned(),
             "run on bare metal, or on a virtual machine with nested virtualisation; load the module kvm_intel or kvm_amd; \
              in a container hand the device in (`--device /dev/kvm`)",
         ));
@@ -324,11 +343,11 @@ fn usable_kvm() -> Result<(), PrepareError> {
             Errno::NODEV | Errno::NXIO => no_driver,
             _ => "add the runner's user to the group kvm (`sudo usermod -aG kvm USER`) and start the runner again",
         };
-        unavailable(format!("/dev/kvm cannot be opened: {}", io::Error::from(e)), help)
+        blocked(format!("/dev/kvm cannot be opened: {}", io::Error::from(e)), help)
     })?;
     match sys::kvm_version(&device) {
         Ok(KVM_VERSION) => Ok(()),
-        other => Err(unavailable(
+        other => Err(blocked(
             match other {
                 Ok(version) => format!("/dev/kvm speaks version {version} of KVM's interface, not {KVM_VERSION}"),
                 Err(e) => format!("/dev/kvm is no KVM device: {e}"),

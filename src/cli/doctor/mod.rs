@@ -1,23 +1,29 @@
-//! `plimsoll doctor`: what this host can prove for each backend, why not, and the fix. Found out by doing ([`trial`]).
+//! `plimsoll doctor`: what this host can prove for each backend, why not, and the fix. Found out by doing ([`trial`]);
+//! the host's settings that stand behind it are looked at ([`survey`]).
+//!
+//! Every call tries again, since it is asked after something was mended. Only a run's `auto` remembers, until the host is
+//! started again, that a microVM did not boot.
+
+pub mod record;
 
 use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
-use serde_json::{Value, json};
 
+use self::record::{BackendV1, DoctorV1, SCHEMA};
 use super::failure::Failure;
 use super::output::result::millis;
 use super::output::{Log, Style};
 use super::trial::{self, Trials};
 use super::{CommonArgs, args, signals};
-use crate::backend::Backend;
+use crate::backend::{Backend, survey};
 use crate::env::{Env, Var};
 use crate::evidence::Status;
-use crate::evidence::host::posture;
+use crate::evidence::host::{Finding, Grade};
 use crate::exit::Exit;
 use crate::report::{RefusalRecord, Report, StepReport};
-use crate::run::host;
+use crate::run::{self, host};
 use crate::spec::{self, Overrides, Policy, PolicyRefusal, Step, Surroundings};
 use crate::text::Untrusted;
 
@@ -91,11 +97,19 @@ pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit,
         Ok(())
     })?;
     let rows: Vec<Row<'_>> = reports.iter().filter_map(|(kind, report)| Row::of(*kind, report)).collect();
+    let mut findings = survey::survey(env);
+    findings.extend(rows.iter().find_map(Row::jailer));
     let mut out = Log::data();
     if args.json {
-        out.line(&as_json(&rows, &reports));
+        let record = as_record(&rows, &reports, findings);
+        let text = serde_json::to_string_pretty(&record).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+        out.line(&text);
     } else {
-        out.text(&as_text(&rows, &reports, Style::of(env, &io::stdout()), common));
+        let style = Style::of(env, &io::stdout());
+        out.text(&as_text(&rows, style, common));
+        if !common.quiet {
+            out.text(&about_host(&findings, &reports, style, common));
+        }
         if env.path(Var::Path).is_none() {
             tracing::warn!("PATH is not set, so no engine can be found in it");
         }
@@ -151,13 +165,29 @@ impl<'a> Row<'a> {
         Some(Untrusted::new(text).for_terminal(200))
     }
 
+    /// Firecracker asks for the jailer of its own release.
+    fn jailer(&self) -> Option<Finding> {
+        let binaries = &self.step.engine.as_ref().filter(|_| self.kind == Backend::Firecracker)?.binaries;
+        let [vmm, jailer] = binaries.as_slice() else { return None };
+        Some(if vmm.version == jailer.version {
+            Finding::good("jailer-version", format!("Firecracker and jailer are both {}", vmm.version))
+        } else {
+            Finding::not(
+                Grade::Weak,
+                "jailer-version",
+                format!("Firecracker is {}, its jailer {}", vmm.version, jailer.version),
+                "sudo plimsoll setup firecracker",
+            )
+        })
+    }
+
     fn below(&self) -> Vec<String> {
         let weak = self.step.controls.iter().filter(|c| c.status < Status::Enforced && c.status != Status::Unknown);
         weak.map(|c| format!("{} {}", c.id, c.status)).collect()
     }
 }
 
-fn as_text(rows: &[Row<'_>], reports: &[(Backend, Report)], style: Style, common: &CommonArgs) -> String {
+fn as_text(rows: &[Row<'_>], style: Style, common: &CommonArgs) -> String {
     let mut text = String::new();
     for row in rows {
         let name = format!("{:<12}", row.kind.name());
@@ -184,9 +214,6 @@ fn as_text(rows: &[Row<'_>], reports: &[(Backend, Report)], style: Style, common
                 }
             }
         }
-        if row.kind == Backend::Firecracker && !common.quiet {
-            text.push_str(&format!("{:12}{}\n", "", style.dim(&posture().join("; "))));
-        }
         if common.verbose {
             for control in &row.step.controls {
                 for seen in &control.observations {
@@ -196,40 +223,59 @@ fn as_text(rows: &[Row<'_>], reports: &[(Backend, Report)], style: Style, common
             }
         }
     }
-    if let Some((_, report)) = reports.first().filter(|_| !common.quiet) {
+    text
+}
+
+/// The machine, and what is not as it should be there; with `--verbose` what is, too.
+fn about_host(findings: &[Finding], reports: &[(Backend, Report)], style: Style, common: &CommonArgs) -> String {
+    let mut text = String::new();
+    if let Some((_, report)) = reports.first() {
         let host = &report.host;
         text.push_str(&style.dim(&format!(
             "host: {}, {}, virtualization: {}; operator's policy: {}\n",
             host.kernel, host.cpu, host.virtualization, report.policy.effect
         )));
     }
+    let clean = |text: &str| Untrusted::new(text).for_terminal(1000);
+    for finding in findings.iter().filter(|f| common.verbose || f.grade != Grade::Good) {
+        let grade = format!("{:<8}", finding.grade.name());
+        let grade = match finding.grade {
+            Grade::Good => style.good(&grade),
+            Grade::Bad => style.bad(&grade),
+            Grade::Weak | Grade::Unknown => style.dim(&grade),
+        };
+        text.push_str(&format!("{grade}{:<22}{}\n", finding.id, clean(&finding.fact)));
+        if let Some(fix) = &finding.fix {
+            text.push_str(&format!("{:30}fix: {}\n", "", clean(fix)));
+        }
+    }
+    let good = findings.iter().filter(|f| f.grade == Grade::Good).count();
+    if !common.verbose && good > 0 {
+        text.push_str(&style.dim(&format!("{good} more settings of the host are good (--verbose shows them)\n")));
+    }
     text
 }
 
-fn as_json(rows: &[Row<'_>], reports: &[(Backend, Report)]) -> String {
-    let row = |row: &Row<'_>| {
-        let controls: serde_json::Map<String, Value> =
-            row.step.controls.iter().map(|c| (c.id.to_string(), json!(c.status))).collect();
-        json!({
-            "backend": row.kind.name(),
-            "usable": trial::admitted(row.step),
-            "tier": row.step.tier,
-            "floor": row.step.floor,
-            "total_ms": row.step.resources.total_ms,
-            "engine": row.step.engine,
-            "controls": controls,
-            "blocker": row.step.refusal.as_ref().map(|r| &r.message),
-            "help": row.step.refusal.as_ref().and_then(|r| r.help.as_ref()),
-        })
+fn as_record(rows: &[Row<'_>], reports: &[(Backend, Report)], findings: Vec<Finding>) -> DoctorV1 {
+    let row = |row: &Row<'_>| BackendV1 {
+        backend: row.kind.name(),
+        usable: trial::admitted(row.step),
+        tier: row.step.tier,
+        floor: row.step.floor,
+        total_ms: row.step.resources.total_ms,
+        engine: row.step.engine.clone(),
+        controls: row.step.controls.iter().map(|c| (c.id, c.status)).collect(),
+        blocker: row.step.refusal.as_ref().map(|r| r.message.clone()),
+        help: row.step.refusal.as_ref().and_then(|r| r.help.clone()),
     };
-    let (host, policy) = match reports.first() {
-        Some((_, report)) => (json!(report.host), json!(report.policy)),
-        None => (json!(host::describe(None)), Value::Null),
-    };
-    format!(
-        "{:#}",
-        json!({"host": host, "posture": posture(), "policy": policy, "backends": rows.iter().map(row).collect::<Vec<_>>()})
-    )
+    let first = reports.first().map(|(_, report)| report);
+    DoctorV1 {
+        schema: SCHEMA,
+        host: first.map_or_else(|| host::describe(None), |report| report.host.clone()),
+        policy: first.map_or_else(|| run::policy_record(&Policy::load()), |report| report.policy.clone()),
+        findings,
+        backends: rows.iter().map(row).collect(),
+    }
 }
 
 #[cfg(test)]
