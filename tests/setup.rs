@@ -218,7 +218,8 @@ fn the_example_policy_is_one_and_sets_no_rule() {
     let rules: Vec<&str> = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
     assert_eq!(rules, ["version: 1"]);
     // What is commented out are rules that a policy may have.
-    let schema: serde_json::Value = serde_json::from_str(&plimsoll(["schema", "policy"]).run().exits(0).stdout).unwrap();
+    let schema: serde_json::Value =
+        serde_json::from_str(&plimsoll(["schema", "policy"]).run().exits(0).stdout).unwrap();
     for line in text.lines() {
         let Some((key, _)) = line.strip_prefix("# ").and_then(|rule| rule.split_once(": ")) else { continue };
         if !key.contains(' ') {

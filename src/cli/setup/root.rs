@@ -85,22 +85,13 @@ impl Root {
         Ok(Some(directory))
     }
 
-    /// Writes a file unless it has that content already. With another content it is replaced, if `ours` says so of it.
-    pub(super) fn write(
-        &self,
-        path: &str,
-        bytes: &[u8],
-        mode: RawMode,
-        ours: impl Fn(&[u8]) -> Result<(), Failure>,
-    ) -> Result<Change, Failure> {
+    /// Writes a file unless it has that content already.
+    pub(super) fn write(&self, path: &str, bytes: &[u8], mode: RawMode) -> Result<Change, Failure> {
         let Some((above, name)) = path.rsplit_once('/') else { return Ok(Change::Unchanged) };
         let Some(directory) = self.directory(above)? else { return Ok(Change::Made) };
         let change = match directory.read(name)? {
             Some(old) if old == bytes => return Ok(Change::Unchanged),
-            Some(old) => {
-                ours(&old)?;
-                Change::Replaced
-            }
+            Some(_) => Change::Replaced,
             None => Change::Made,
         };
         if !self.dry {

@@ -15,8 +15,9 @@ use crate::cli::output::Log;
 use crate::env::Env;
 use crate::exit::Exit;
 
-const SERVICE_UNIT: &str = "etc/systemd/system/plimsoll.service";
-const SOCKET_UNIT: &str = "etc/systemd/system/plimsoll.socket";
+const UNITS: &str = "etc/systemd/system";
+const SERVICE_UNIT: &str = "plimsoll.service";
+const SOCKET_UNIT: &str = "plimsoll.socket";
 const POLICY: &str = "etc/plimsoll/policy.yml";
 const EXAMPLE: &str = include_str!("../../../packaging/policy.yml");
 /// What a unit in an image starts unless it is told otherwise.
@@ -61,15 +62,22 @@ pub fn service(args: &ServiceArgs, common: &CommonArgs, _env: &Env) -> Result<Ex
         return Err(Failure::usage("only root can set up the service of this host")
             .with_help("`sudo plimsoll setup service`; `--dry-run` shows what it would do"));
     }
+    if args.rotate_key && !here && !args.with_key {
+        return Err(Failure::usage("--rotate-key: an image has no key, unless it is made --with-key"));
+    }
     let root = Root::open(args.root.as_deref().unwrap_or(Path::new("/")), args.dry_run)?;
     let mut said = Said { log: Log::data(), dry: args.dry_run, quiet: common.quiet };
     let exec = exec(args, &root, &mut said)?;
     // All that can be refused is, before anything is written.
     let service_unit = units::service(&exec)?;
-    let group = match (&args.group, root.directory("etc/systemd/system")?) {
-        (None, Some(directory)) => directory.read("plimsoll.socket")?.as_deref().and_then(units::group_of),
-        (group, _) => group.clone(),
-    };
+    let mut group = args.group.clone();
+    if let Some(directory) = root.directory(UNITS)? {
+        for name in [SERVICE_UNIT, SOCKET_UNIT] {
+            let Some(unit) = directory.read(name)? else { continue };
+            units::ours(&unit, &directory.shown(name))?;
+            group = group.or_else(|| units::group_of(&unit));
+        }
+    }
     let socket_unit = units::socket(group.as_deref())?;
     if let Some(group) = &args.group {
         make_group(group, args, &mut said)?;
@@ -85,18 +93,15 @@ pub fn service(args: &ServiceArgs, common: &CommonArgs, _env: &Env) -> Result<Ex
         if rotated {
             said.line("the old private key is destroyed; its public key stays in service.pub");
         }
-    } else if args.rotate_key {
-        return Err(Failure::usage("--rotate-key: an image has no key, unless it is made --with-key"));
     }
     let policy = match root.at(POLICY, OFlags::PATH | OFlags::NOFOLLOW) {
         Ok(_) => Change::Unchanged,
-        Err(_) => root.write(POLICY, EXAMPLE.as_bytes(), 0o644, |_| Ok(()))?,
+        Err(_) => root.write(POLICY, EXAMPLE.as_bytes(), 0o644)?,
     };
     said.file(policy, &root.shown(POLICY), "an example that sets no rule: say there who may ask, and for what");
-    for (path, text) in [(SOCKET_UNIT, &socket_unit), (SERVICE_UNIT, &service_unit)] {
-        let shown = root.shown(path);
-        let change = root.write(path, text.as_bytes(), 0o644, |old| units::ours(old, &shown))?;
-        said.file(change, &shown, "");
+    for (name, text) in [(SOCKET_UNIT, &socket_unit), (SERVICE_UNIT, &service_unit)] {
+        let path = format!("{UNITS}/{name}");
+        said.file(root.write(&path, text.as_bytes(), 0o644)?, &root.shown(&path), "");
     }
 
     if args.now {
