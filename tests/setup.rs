@@ -147,6 +147,17 @@ fn a_key_that_leaked_is_refused_until_it_is_rotated() {
     host.setup(&["--with-key", "--rotate-key"]).exits(0);
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     assert_eq!(host.keys()[1..], old);
+    // A link is replaced, not followed.
+    let elsewhere = host.path("elsewhere.key");
+    fs::rename(&path, &elsewhere).unwrap();
+    symlink(&elsewhere, &path).unwrap();
+    host.setup(&["--with-key"]).exits(1).says("is a symbolic link");
+    host.setup(&["--with-key", "--rotate-key"]).exits(0);
+    assert!(fs::symlink_metadata(&path).unwrap().is_file() && fs::metadata(&elsewhere).unwrap().len() > 0);
+    fs::write(&path, "").unwrap();
+    host.setup(&["--with-key"]).exits(1).says("no Ed25519 private key");
+    host.setup(&["--with-key", "--rotate-key"]).exits(0);
+    assert_eq!(host.keys()[0], *host.key().public());
 }
 
 #[test]

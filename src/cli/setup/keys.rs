@@ -51,7 +51,7 @@ pub(super) fn set_up(root: &Root, rotate: bool) -> Result<Keys, Failure> {
         Ok(key) => Some(key),
         Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
         // It can't be trusted, which is what a rotation is for.
-        Err(KeyError::Exposed { .. }) if rotate && directory.doomed(PRIVATE).is_ok() => None,
+        Err(KeyError::Exposed { .. } | KeyError::Malformed { .. }) if rotate => None,
         Err(e) => return Err(unusable(&directory, PRIVATE, &e)),
     };
     let before = directory.read(PUBLIC)?;

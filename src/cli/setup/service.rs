@@ -83,14 +83,12 @@ pub fn service(args: &ServiceArgs, common: &CommonArgs, _env: &Env) -> Result<Ex
         make_group(group, args, &mut said)?;
     }
 
-    let mut rotated = false;
     if here || args.with_key {
         let keys = keys::set_up(&root, args.rotate_key)?;
-        rotated = keys.private == Change::Replaced;
         let id = keys.id.map(|id| format!(" (key {id})")).unwrap_or_default();
         said.file(keys.private, &root.shown("etc/plimsoll/service.key"), "which only root can read");
         said.file(keys.public, &root.shown("etc/plimsoll/service.pub"), &format!("for `plimsoll verify --key`{id}"));
-        if rotated {
+        if keys.private == Change::Replaced && !args.dry_run {
             said.line("the old private key is destroyed; its public key stays in service.pub");
         }
     }
@@ -99,21 +97,26 @@ pub fn service(args: &ServiceArgs, common: &CommonArgs, _env: &Env) -> Result<Ex
         Err(_) => root.write(POLICY, EXAMPLE.as_bytes(), 0o644)?,
     };
     said.file(policy, &root.shown(POLICY), "an example that sets no rule: say there who may ask, and for what");
+    let mut replaced = false;
     for (name, text) in [(SOCKET_UNIT, &socket_unit), (SERVICE_UNIT, &service_unit)] {
         let path = format!("{UNITS}/{name}");
-        said.file(root.write(&path, text.as_bytes(), 0o644)?, &root.shown(&path), "");
+        let change = root.write(&path, text.as_bytes(), 0o644)?;
+        replaced |= name == SERVICE_UNIT && change == Change::Replaced;
+        said.file(change, &root.shown(&path), "");
     }
 
     if args.now {
         systemctl(&["daemon-reload"], &mut said)?;
         systemctl(&["enable", "--now", "plimsoll.socket"], &mut said)?;
-        // One that runs has the old unit and the old key.
-        systemctl(&["try-restart", "plimsoll.service"], &mut said)?;
+        // One that runs has the old unit; its runs are cancelled. (The key is read anew for each run.)
+        if replaced {
+            systemctl(&["try-restart", "plimsoll.service"], &mut said)?;
+        }
     } else if !here {
         let key = if args.with_key { "" } else { "plimsoll setup service && " };
         said.line(&format!("next, on each host that boots it: {key}systemctl enable --now plimsoll.socket"));
     } else {
-        let restart = if rotated { " && systemctl try-restart plimsoll.service" } else { "" };
+        let restart = if replaced { " && systemctl try-restart plimsoll.service" } else { "" };
         said.line(&format!("next: systemctl daemon-reload && systemctl enable --now plimsoll.socket{restart}"));
     }
     Ok(Exit::Passed)
