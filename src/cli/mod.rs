@@ -23,6 +23,7 @@ pub mod output;
 pub mod run;
 pub mod schema;
 pub mod session;
+pub mod setup;
 pub mod shell;
 pub mod signals;
 pub mod trial;
@@ -122,7 +123,9 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Remove what a killed run left behind; for a runner's hooks
     Clean(clean::CleanArgs),
-    /// Print the JSON Schema of step files, reports or policies
+    /// Set up what a host needs: the service
+    Setup(setup::SetupArgs),
+    /// Print the JSON Schema of step files, reports, policies or what a service signs
     Schema(schema::SchemaArgs),
     /// Print completions for a shell
     Completions(completions::CompletionsArgs),
@@ -148,6 +151,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Verify(args) => verify::verify(args, &cli.common, &env),
         Command::Doctor(args) => doctor::doctor(args, &cli.common, &env),
         Command::Clean(args) => clean::clean(args, &cli.common, &env),
+        Command::Setup(args) => setup::setup(args, &cli.common, &env),
         Command::Schema(args) => schema::schema(args),
         Command::Completions(args) => completions::completions(args),
     };

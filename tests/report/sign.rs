@@ -134,12 +134,14 @@ fn a_flipped_bit_is_found_wherever_it_is() {
     let mut tried = 0;
     for path in &all {
         let bytes = fs::read(path).unwrap();
-        // Every byte of a small file; of a larger one its ends and a sample, another in each run of bits.
-        let step = bytes.len().div_ceil(150).max(1);
-        let ends = (0..bytes.len().min(40)).chain(bytes.len().saturating_sub(250)..bytes.len());
+        // Every byte of a small file, a sample of a larger one; more of the envelope, whose own digest nothing holds.
+        let envelope = path.ends_with("report/report.dsse.json");
+        let (most, ends, bits) = if envelope { (300, 250, &[0x01, 0x20][..]) } else { (100, 0, &[0x01][..]) };
+        let step = if bytes.len() <= 300 { 1 } else { bytes.len().div_ceil(most) };
+        let ends = (0..bytes.len().min(ends)).chain(bytes.len().saturating_sub(ends)..bytes.len());
         for at in ends.chain((0..bytes.len()).step_by(step)) {
             // The lowest bit, and the one that tells a capital letter from a small one and a space from nothing.
-            for bit in [0x01, 0x20] {
+            for bit in bits {
                 let mut changed = bytes.clone();
                 changed[at] ^= bit;
                 fs::write(path, &changed).unwrap();
@@ -157,7 +159,7 @@ fn a_flipped_bit_is_found_wherever_it_is() {
         }
         fs::write(path, &bytes).unwrap();
     }
-    assert!(tried > 2000, "{tried}");
+    assert!(tried > 1500, "{tried}");
     assert!(check(root.path(), &keys).consistent(), "as it was");
 }
 
