@@ -69,6 +69,27 @@ variables! {
     /// The job's matrix values as a JSON object; the GitHub Action sets it from its `matrix` input.
     Matrix = "PLIMSOLL_MATRIX",
 
+    /// Proxy for `https://` addresses; the lowercase name wins, here and below.
+    HttpsProxy = "HTTPS_PROXY",
+    /// The same.
+    HttpsProxyLower = "https_proxy",
+    /// Proxy for `http://` addresses.
+    HttpProxy = "HTTP_PROXY",
+    /// The same.
+    HttpProxyLower = "http_proxy",
+    /// Proxy for both, where nothing else is set.
+    AllProxy = "ALL_PROXY",
+    /// The same.
+    AllProxyLower = "all_proxy",
+    /// Hosts that are reached without a proxy, separated by commas.
+    NoProxy = "NO_PROXY",
+    /// The same.
+    NoProxyLower = "no_proxy",
+    /// File with the certificates that servers are checked against, in place of the system's.
+    SslCertFile = "SSL_CERT_FILE",
+    /// Directories with such files, separated by colons.
+    SslCertDir = "SSL_CERT_DIR",
+
     /// Set by most CI systems: no progress line, no colour.
     Ci = "CI",
 
