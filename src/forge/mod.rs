@@ -6,5 +6,5 @@
 pub mod context;
 pub mod http;
 
+pub use self::http::{Http, HttpError, Secret};
 pub use context::{Change, Context, Provider};
-pub use http::{Http, HttpError, Secret};
