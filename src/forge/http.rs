@@ -22,7 +22,7 @@ use crate::env::{Env, Var};
 mod patience;
 mod roots;
 
-pub use patience::Patience;
+pub use patience::{Patience, is_rate_limit};
 
 /// Longest time to a connection.
 const CONNECT: Duration = Duration::from_secs(15);

@@ -4,7 +4,9 @@
 //! and links them to commits and pull requests. [`http`] is the client that everything outside is reached by.
 
 pub mod context;
+pub mod github;
+pub mod gitlab;
 pub mod http;
 
 pub use self::http::{Http, HttpError, Secret};
-pub use context::{Change, Context, Provider};
+pub use context::{Change, Context, Producer, Provider};

@@ -21,24 +21,45 @@ const MAX_ROWS: usize = 100;
 const EXCERPTS: [usize; 4] = [6000, 2000, 500, 0];
 const NAME: usize = 100;
 
+/// What stands around a report.
+#[derive(Debug, Clone)]
+pub struct Frame {
+    /// The beginning, in place of the verdict's heading; ends with an empty line.
+    pub head: String,
+    /// Bytes of both parts together.
+    pub budget: usize,
+}
+
+/// What is true of everything that is rendered.
+pub const FOOT: &str =
+    "<sub>Evidence is collected by the runner. Everything the code printed or wrote is untrusted.</sub>";
+
 /// The document, of at most about `budget` bytes (at least the verdict).
 #[must_use]
 pub fn render(report: &Report, logs: &Logs, budget: usize) -> String {
-    let mut text = head(report);
+    let (first, rest) = framed(report, logs, &Frame { head: head(report), budget });
+    first + &rest
+}
+
+/// The same in a frame, in two parts: what is read first, and the details. Each closes what it opens.
+#[must_use]
+pub fn framed(report: &Report, logs: &Logs, frame: &Frame) -> (String, String) {
+    let mut first = frame.head.clone();
     let mut left_out = 0;
     // Room for the line that counts what is left out.
-    let budget = budget.saturating_sub(120);
-    let add = |part: String, text: &mut String| {
-        if text.len() + part.len() <= budget {
-            text.push_str(&part);
-            true
-        } else {
-            false
-        }
-    };
-    if !report.steps.is_empty() && !add(table(report), &mut text) {
-        left_out += 1;
+    let budget = frame.budget.saturating_sub(120);
+    if !report.steps.is_empty() {
+        let table = table(report);
+        if first.len() + table.len() <= budget { first.push_str(&table) } else { left_out += 1 }
     }
+    let mut rest = String::new();
+    let mut add = |part: String| {
+        let fits = first.len() + rest.len() + part.len() <= budget;
+        if fits {
+            rest.push_str(&part);
+        }
+        fits
+    };
     let mut gravest_first: Vec<&StepReport> = report.steps.iter().collect();
     gravest_first.sort_by_key(|s| match s.verdict {
         Verdict::Passed | Verdict::Skipped => 2,
@@ -46,17 +67,19 @@ pub fn render(report: &Report, logs: &Logs, budget: usize) -> String {
         _ => 0,
     });
     for step in gravest_first {
-        let placed = EXCERPTS.iter().any(|&limit| add(details(step, logs, limit, report.steps.len() == 1), &mut text));
+        let placed = EXCERPTS.iter().any(|&limit| add(details(step, logs, limit, report.steps.len() == 1)));
         left_out += u32::from(!placed);
     }
-    let _ = add(foot(report), &mut text);
+    let _ = add(foot(report));
     if left_out > 0 {
-        let _ = writeln!(text, "\n_{left_out} more parts did not fit here; the whole is in `report.html`._");
+        let _ = writeln!(rest, "\n_{left_out} more parts did not fit here; the whole is in `report.html`._");
     }
-    text
+    (first, rest)
 }
 
-const fn icon(verdict: Verdict) -> &'static str {
+/// The picture of a verdict.
+#[must_use]
+pub const fn icon(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "✅",
         Verdict::Failed => "❌",
