@@ -138,6 +138,7 @@ pub struct Github {
     crab: Octocrab,
     base: String,
     repository: String,
+    token: Secret,
 }
 
 impl Github {
@@ -155,7 +156,7 @@ impl Github {
         let service = Service { http, base: base.clone(), token: Secret::new(token) };
         let built = OctocrabBuilder::new_empty().with_service(service).with_auth(AuthState::None).build();
         let crab = built.unwrap_or_else(|never| match never {});
-        Ok(Self { crab, base, repository: repository.to_owned() })
+        Ok(Self { crab, base, repository: repository.to_owned(), token: Secret::new(token) })
     }
 
     /// `owner/name`.
@@ -311,7 +312,7 @@ impl Github {
                     method: method.to_owned(),
                     place,
                     status: source.status_code,
-                    message: Untrusted::new(text.trim()).for_terminal(300),
+                    message: Untrusted::new(self.token.hide(text.trim())).for_terminal(300),
                     limited: client::is_rate_limit(source.status_code, headers, source.message.as_bytes()),
                 }
             }

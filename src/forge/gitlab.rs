@@ -205,7 +205,7 @@ impl Gitlab {
         }
         let (place, status) = (response.place().to_owned(), response.status);
         let body = response.bytes(MAX_ANSWER).await?;
-        Err(ApiError::Refused { method, place, status, message: message(&body) })
+        Err(ApiError::Refused { method, place, status, message: self.token.hide(&message(&body)) })
     }
 }
 

@@ -51,6 +51,12 @@ impl Secret {
     pub fn expose(&self) -> &str {
         &self.0
     }
+
+    /// A text of the other side's, which may repeat what it was sent, without the value.
+    #[must_use]
+    pub fn hide(&self, text: &str) -> String {
+        if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "***") }
+    }
 }
 
 impl fmt::Debug for Secret {

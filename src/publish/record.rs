@@ -66,6 +66,16 @@ impl Record {
         Self { schema: SCHEMA, published_at: super::now(), standing, reasons, targets: Vec::new() }
     }
 
+    /// Of publishing that a cancelled job had no more time for.
+    #[must_use]
+    pub fn cut_short(what: &Publication, targets: &[Target]) -> Self {
+        let mut record = Self::new(what);
+        for &target in targets {
+            record.add(target, Outcome::Failed("the job was cancelled".to_owned()));
+        }
+        record
+    }
+
     pub(super) fn add(&mut self, target: Target, outcome: Outcome) {
         let (url, reason) = (outcome.url().map(str::to_owned), outcome.reason().map(str::to_owned));
         self.targets.push(Entry { target, outcome: outcome.name(), url, reason });
