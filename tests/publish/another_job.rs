@@ -104,7 +104,9 @@ async fn links_in_a_report_lead_nowhere() {
     fs::remove_file(&log).unwrap();
     symlink(secret.path().join("secret"), &log).unwrap();
     let (_, what) = publish_in(&github, &root, &[GithubComment]).await;
-    assert!(matches!(&what.standing, Standing::Unverified(reasons) if reasons.iter().any(|r| r.contains("hold together"))));
+    assert!(
+        matches!(&what.standing, Standing::Unverified(reasons) if reasons.iter().any(|r| r.contains("hold together")))
+    );
     assert!(!github.comments()[0].body.contains("hush-of-the-runner"));
     // A directory that is one, and a record that is one.
     fs::rename(root.join("steps"), root.join("moved")).unwrap();

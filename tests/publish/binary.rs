@@ -71,9 +71,11 @@ fn a_verdict_stands_whatever_publishing_comes_to_and_14_is_for_those_who_ask() {
     let rows = [("pass.wat", false, 0), ("pass.wat", true, 14), ("fail.wat", false, 10), ("fail.wat", true, 10)];
     for (program, required, code) in rows {
         let files = tempfile::tempdir().unwrap();
-        let mut arguments = vec!["run", "--run", program, "--publish", "github-comment,github-status", "--github-output"];
+        let mut arguments =
+            vec!["run", "--run", program, "--publish", "github-comment,github-status", "--github-output"];
         arguments.extend(required.then_some("--publish-required"));
-        let ran = in_github(plimsoll(arguments), &github, "pull_request", files.path()).dir(place.path()).run().exits(code);
+        let ran =
+            in_github(plimsoll(arguments), &github, "pull_request", files.path()).dir(place.path()).run().exits(code);
         assert!(ran.stdout.contains("::notice title=plimsoll::github-status: "), "{}", ran.all());
         assert!(ran.stdout.contains("permissions: {statuses: write}"), "{}", ran.all());
         let outputs = fs::read_to_string(files.path().join("output")).unwrap();
@@ -121,7 +123,12 @@ fn publish_shows_another_jobs_report_as_what_it_is() {
 }
 
 /// Every text that comes out of the program: streams, report, summary, outputs, and what was sent as a body.
-fn everything(ran: &crate::common::Ran, places: &[&Path], runtime: &tokio::runtime::Runtime, github: &Github) -> String {
+fn everything(
+    ran: &crate::common::Ran,
+    places: &[&Path],
+    runtime: &tokio::runtime::Runtime,
+    github: &Github,
+) -> String {
     fn walk(path: &Path, into: &mut String) {
         if path.is_dir() {
             fs::read_dir(path).unwrap().for_each(|entry| walk(&entry.unwrap().path(), into));
@@ -159,8 +166,17 @@ fn no_token_appears_in_any_output_report_or_error() {
             None => github,
         };
         let (place, files) = (place(), tempfile::tempdir().unwrap());
-        let arguments =
-            ["run", "--run", "pass.wat", "--publish", "auto,github-check", "--github-output", "--verbose", "--log-format", "json"];
+        let arguments = [
+            "run",
+            "--run",
+            "pass.wat",
+            "--publish",
+            "auto,github-check",
+            "--github-output",
+            "--verbose",
+            "--log-format",
+            "json",
+        ];
         let run = in_github(plimsoll(arguments), &github, "pull_request", files.path()).env("PLIMSOLL_LOG", "trace");
         let ran = run.env("GITLAB_TOKEN", "glpat-hush").env("CI_JOB_TOKEN", "glcbt-hush").dir(place.path()).run();
         let text = everything(&ran, &[place.path(), files.path()], &runtime, &github);

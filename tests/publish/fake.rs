@@ -82,7 +82,8 @@ impl Github {
 
 /// An answer with a message, as GitHub gives refusals.
 pub fn refusal(status: u16, message: &str) -> ResponseTemplate {
-    let body = json!({"message": message, "documentation_url": "https://docs.github.com/rest", "status": status.to_string()});
+    let body =
+        json!({"message": message, "documentation_url": "https://docs.github.com/rest", "status": status.to_string()});
     ResponseTemplate::new(status).set_body_json(body)
 }
 
@@ -121,7 +122,8 @@ impl Respond for Answers {
                 None => refusal(403, "Resource not accessible by integration"),
             },
             ("GET", ["repos", "octo", "widgets", "issues", _, "comments"]) => {
-                let (page, size) = (query("page").parse::<usize>().unwrap(), query("per_page").parse::<usize>().unwrap());
+                let (page, size) =
+                    (query("page").parse::<usize>().unwrap(), query("per_page").parse::<usize>().unwrap());
                 let here = state.comments.iter().skip((page - 1) * size).take(size);
                 ok(here.map(shown).collect::<Vec<_>>().into())
             }

@@ -28,12 +28,18 @@ async fn a_report_is_told_in_every_place() {
     let comments = github.comments();
     let text = &comments[0].body;
     assert!(text.starts_with(&format!("{MARKER}\n### ⛔ Plimsoll: refused\n")), "{text}");
-    assert!(text.contains("`unit (3.12)` at `3b18e51`") && text.contains("_Evidence collected by the job itself._"), "{text}");
+    assert!(
+        text.contains("`unit (3.12)` at `3b18e51`") && text.contains("_Evidence collected by the job itself._"),
+        "{text}"
+    );
     assert!(text.contains("**secrets** is not-enforced"), "{text}");
 
     let status = &github.statuses()[0];
     assert_eq!(status["sha"], HEAD, "the head, not the merge commit");
-    assert_eq!((status["state"].as_str(), status["context"].as_str()), (Some("failure"), Some("plimsoll / unit (3.12)")));
+    assert_eq!(
+        (status["state"].as_str(), status["context"].as_str()),
+        (Some("failure"), Some("plimsoll / unit (3.12)"))
+    );
     assert_eq!(status["target_url"], "https://github.com/octo/widgets/actions/runs/30433642/attempts/1");
 
     let check = &github.state.lock().unwrap().checks[0];
@@ -52,8 +58,10 @@ async fn work_that_has_begun_is_pending_and_a_step_has_a_status_where_that_is_as
     case.what.options.status_context = Some("sandbox".to_owned());
     case.publish(&[GithubStatus]).await;
     let statuses = github.statuses();
-    let shown: Vec<_> =
-        statuses.iter().map(|s| format!("{} {}", s["state"].as_str().unwrap(), s["context"].as_str().unwrap())).collect();
+    let shown: Vec<_> = statuses
+        .iter()
+        .map(|s| format!("{} {}", s["state"].as_str().unwrap(), s["context"].as_str().unwrap()))
+        .collect();
     assert_eq!(shown[0], "pending plimsoll / unit");
     assert!(shown.contains(&"failure sandbox / 6 Deploy preview in a microVM".to_owned()), "{shown:?}");
     assert!(shown.contains(&"success sandbox / 3 Fuzz the parser for a while".to_owned()), "forgiven: {shown:?}");
@@ -65,7 +73,8 @@ async fn work_that_has_begun_is_pending_and_a_step_has_a_status_where_that_is_as
 async fn the_comment_is_found_on_any_page_by_its_author_and_left_alone_when_it_says_the_same() {
     let github = Github::start().await.with(|state| {
         let stranger = Some((9, "mallory"));
-        state.comments = (1..=250).map(|id| Comment { id, author: stranger, body: format!("{MARKER}\nfooled?") }).collect();
+        state.comments =
+            (1..=250).map(|id| Comment { id, author: stranger, body: format!("{MARKER}\nfooled?") }).collect();
         state.comments[7].author = None;
         state.comments.push(Comment { id: 251, author: Some((BOT, "github-actions[bot]")), body: MARKER.to_owned() });
     });
@@ -164,7 +173,10 @@ async fn a_check_run_that_may_not_be_made_becomes_a_status() {
     let github = Github::start().await.fault("POST", "/check-runs", 9, refusal(403, DENIED));
     let case = Case::own(samples::passed(), github_env("pull_request", &github.uri()));
     let (outcome, reason) = only(&case.publish(&[GithubCheck]).await);
-    assert!(outcome == "degraded" && reason.contains("checks: write") && reason.contains("status is set instead"), "{reason}");
+    assert!(
+        outcome == "degraded" && reason.contains("checks: write") && reason.contains("status is set instead"),
+        "{reason}"
+    );
     assert_eq!(github.statuses()[0]["state"], "success");
 }
 
@@ -190,7 +202,11 @@ async fn a_locked_pull_request_and_other_refusals_are_told_apart() {
         (refusal(410, "Issues are disabled"), "degraded", "switched off"),
         (refusal(401, "Bad credentials"), "degraded", "not accepted"),
         (refusal(422, "Validation Failed"), "failed", "Validation Failed"),
-        (refusal(403, "You have exceeded a secondary rate limit").insert_header("retry-after", "999999"), "failed", "limits"),
+        (
+            refusal(403, "You have exceeded a secondary rate limit").insert_header("retry-after", "999999"),
+            "failed",
+            "limits",
+        ),
         (refusal(429, "slow down").insert_header("retry-after", "999999"), "failed", "limits"),
         (refusal(200, "not a comment"), "failed", "something else than expected"),
     ];

@@ -20,23 +20,23 @@ const TOKEN: &str = "glpat-hushHushHUSH0123456789";
 const ME: u64 = 5;
 
 #[derive(Default)]
-struct State {
+pub struct State {
     /// Number, author, text.
-    notes: Vec<(u64, u64, String)>,
-    statuses: Vec<Value>,
+    pub notes: Vec<(u64, u64, String)>,
+    pub statuses: Vec<Value>,
     /// Answers to writes, before anything else.
     refuse: Option<(u16, Value)>,
 }
 
-struct Gitlab {
-    server: MockServer,
-    state: Arc<Mutex<State>>,
+pub struct Gitlab {
+    pub server: MockServer,
+    pub state: Arc<Mutex<State>>,
 }
 
 struct Answers(Arc<Mutex<State>>);
 
 impl Gitlab {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let server = MockServer::start().await;
         let state = Arc::new(Mutex::new(State::default()));
         Mock::given(any()).respond_with(Answers(state.clone())).mount(&server).await;
@@ -50,7 +50,7 @@ impl Gitlab {
     }
 
     /// A job below a sub-path, in a merge request's pipeline of a fork unless said otherwise.
-    fn env(&self) -> Vec<(Var, String)> {
+    pub fn env(&self) -> Vec<(Var, String)> {
         let api = format!("{}/gitlab/api/v4", self.server.uri());
         [
             (Var::GitlabCi, "true"),
@@ -92,9 +92,7 @@ impl Respond for Answers {
         let text = || body["body"].as_str().unwrap_or_default().to_owned();
         let path = request.url.path().strip_prefix("/gitlab/api/v4/").unwrap_or("below no sub-path").to_owned();
         let parts: Vec<&str> = path.split('/').collect();
-        let shown = |(id, author, text): &(u64, u64, String)| {
-            json!({"id": id, "body": text, "author": {"id": author, "username": "x"}, "system": false, "noteable_iid": 12})
-        };
+        let shown = |(id, author, text): &(u64, u64, String)| json!({"id": id, "body": text, "author": {"id": author, "username": "x"}, "system": false, "noteable_iid": 12});
         let ok = |status, value: Value| ResponseTemplate::new(status).set_body_json(value);
         let number = |name: &str| {
             request.url.query_pairs().find(|(n, _)| n == name).and_then(|(_, v)| v.parse::<usize>().ok()).unwrap()
@@ -151,7 +149,11 @@ async fn note_and_status_below_a_sub_path_from_a_fork() {
     assert!(text.starts_with(&format!("{MARKER}\n### ❌ Plimsoll: failed\n")), "{text}");
     let status = &state.statuses[0];
     assert_eq!((status["state"].as_str(), status["name"].as_str()), (Some("failed"), Some("plimsoll / unit: [3.12]")));
-    assert_eq!((status["pipeline_id"].as_u64(), status["sha"].as_str()), (Some(9001), Some(SHA)), "the pipeline's commit");
+    assert_eq!(
+        (status["pipeline_id"].as_u64(), status["sha"].as_str()),
+        (Some(9001), Some(SHA)),
+        "the pipeline's commit"
+    );
     assert_eq!(status["target_url"], "https://example.com/gitlab/mallory/widgets/-/jobs/7");
 }
 

@@ -8,12 +8,17 @@ mod common;
 #[allow(dead_code, reason = "shared with the tests of reports")]
 mod samples;
 
+#[path = "../forge/project.rs"]
+#[allow(dead_code, reason = "shared with the tests of forges")]
+mod project;
+
 mod another_job;
 mod binary;
 mod fake;
 mod github;
 mod gitlab;
 mod hostile;
+mod jobs;
 mod prism;
 
 use std::path::PathBuf;

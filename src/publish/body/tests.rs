@@ -36,10 +36,8 @@ fn what_is_composed_is_read_back() {
 #[test]
 fn details_go_before_sections_and_what_passed_before_what_did_not() {
     let long = |c: &str| format!("{}\n", c.repeat(400));
-    let all = vec![
-        section('a', Mark::Failed, "failed\n", &long("ä")),
-        section('b', Mark::Passed, "passed\n", &long("ö")),
-    ];
+    let all =
+        vec![section('a', Mark::Failed, "failed\n", &long("ä")), section('b', Mark::Passed, "passed\n", &long("ö"))];
     let whole = compose(&all, 65_536);
     for limit in [whole.chars().count(), 1000, 600] {
         let body = compose(&all, limit);
