@@ -241,7 +241,8 @@ fn keys(files: &[PathBuf]) -> Result<Vec<PublicKey>, Failure> {
     let mut keys = Vec::new();
     for file in files {
         keys.extend(PublicKey::load(file).map_err(|e| {
-            Failure::from_error(Exit::Usage, &e).with_help("`plimsoll setup service` prints a host's public key")
+            Failure::from_error(Exit::Usage, &e)
+                .with_help("give --key the service's public key, which is /etc/plimsoll/service.pub on its host")
         })?);
     }
     Ok(keys)

@@ -9,14 +9,10 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
 use serde::Serialize;
 
 use super::{Outcome, Publication, Standing, Target};
+use crate::report::write::{PUBLISH_JSON, PUBLISH_JSON_NEW};
 
 /// The value of `schema`.
 pub const SCHEMA: &str = "plimsoll.publish.v1";
-/// The file, beside the report.
-const PUBLISH_JSON: &str = "publish.json";
-/// What it is called until it is whole. One of our names as well, so that no stray file is left that nobody knows.
-const UNFINISHED: &str = "publish.json.new";
-
 /// What was published where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Record {
@@ -95,12 +91,12 @@ impl Record {
         let write = || -> io::Result<()> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let root = openat(CWD, directory, flags, Mode::empty())?;
-            let _ = unlinkat(&root, UNFINISHED, AtFlags::empty());
+            let _ = unlinkat(&root, PUBLISH_JSON_NEW, AtFlags::empty());
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let mut file = File::from(openat(&root, UNFINISHED, flags, Mode::from_raw_mode(0o644))?);
+            let mut file = File::from(openat(&root, PUBLISH_JSON_NEW, flags, Mode::from_raw_mode(0o644))?);
             let text = serde_json::to_string_pretty(self)?;
             file.write_all(format!("{text}\n").as_bytes())?;
-            renameat(&root, UNFINISHED, &root, PUBLISH_JSON)?;
+            renameat(&root, PUBLISH_JSON_NEW, &root, PUBLISH_JSON)?;
             Ok(())
         };
         write().map_err(|source| WriteError { path: directory.to_owned(), source })
@@ -123,14 +119,14 @@ mod tests {
         std::fs::write(&precious, "x").unwrap();
         let report = dir.path().join("report");
         std::fs::create_dir(&report).unwrap();
-        for name in [PUBLISH_JSON, UNFINISHED] {
+        for name in [PUBLISH_JSON, PUBLISH_JSON_NEW] {
             std::os::unix::fs::symlink(&precious, report.join(name)).unwrap();
         }
         record().write(&report).unwrap();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "x");
         let text = std::fs::read_to_string(report.join(PUBLISH_JSON)).unwrap();
         assert!(text.contains("\"plimsoll.publish.v1\""), "{text}");
-        assert!(!report.join(UNFINISHED).exists());
+        assert!(!report.join(PUBLISH_JSON_NEW).exists());
     }
 
     #[test]

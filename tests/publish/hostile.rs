@@ -117,7 +117,7 @@ async fn a_body_that_is_cut_begins_with_the_verdict_and_leaves_nothing_open() {
 #[tokio::test]
 async fn many_jobs_share_one_comment_and_all_are_counted() {
     let github = Github::start().await;
-    let mut noisy = || {
+    let noisy = || {
         let mut sample = samples::failed();
         sample.logs[0].0 = "x".repeat(80).repeat(1000).into_bytes();
         sample.cap = 1 << 20;

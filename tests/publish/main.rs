@@ -28,11 +28,11 @@ use plimsoll::forge::Context;
 use plimsoll::publish::{self, Options, Publication, Record, Target};
 use samples::Sample;
 
-pub const HEAD: &str = "3b18e512dba79e4c8300dd08aeb37f8e728b8dad";
-pub const TOKEN: &str = "ghs_hushHushHUSH0123456789";
+const HEAD: &str = "3b18e512dba79e4c8300dd08aeb37f8e728b8dad";
+const TOKEN: &str = "ghs_hushHushHUSH0123456789";
 
 /// A job of GitHub's, with an event of `tests/forge/events`.
-pub fn github_env(event: &str, api: &str) -> Vec<(Var, String)> {
+fn github_env(event: &str, api: &str) -> Vec<(Var, String)> {
     let path = common::fixture(&format!("forge/events/{event}.json"));
     let name = match event {
         "pull_request_fork" | "pull_request_deleted_fork" => "pull_request",
@@ -57,16 +57,16 @@ pub fn github_env(event: &str, api: &str) -> Vec<(Var, String)> {
 }
 
 /// What a published report comes to.
-pub struct Case {
-    pub env: Vec<(Var, String)>,
-    pub options: Options,
-    pub directory: tempfile::TempDir,
-    pub what: Publication,
+struct Case {
+    env: Vec<(Var, String)>,
+    options: Options,
+    directory: tempfile::TempDir,
+    what: Publication,
 }
 
 impl Case {
     /// A sample as this job's own report.
-    pub fn own(mut sample: Sample, env: Vec<(Var, String)>) -> Self {
+    fn own(mut sample: Sample, env: Vec<(Var, String)>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         sample.commit(directory.path());
         let context = Context::detect(&snapshot(&env));
@@ -74,28 +74,28 @@ impl Case {
         Self { env, options: Options::default(), directory, what }
     }
 
-    pub fn set(mut self, var: Var, value: &str) -> Self {
+    fn set(mut self, var: Var, value: &str) -> Self {
         self.env.retain(|(v, _)| *v != var);
         self.env.push((var, value.to_owned()));
         self.what.context = Context::detect(&snapshot(&self.env));
         self
     }
 
-    pub async fn publish(&self, targets: &[Target]) -> Record {
+    async fn publish(&self, targets: &[Target]) -> Record {
         publish::publish(&self.what, targets, &snapshot(&self.env)).await
     }
 
-    pub fn report_dir(&self) -> PathBuf {
+    fn report_dir(&self) -> PathBuf {
         self.directory.path().join("report")
     }
 }
 
-pub fn snapshot(env: &[(Var, String)]) -> Env {
+fn snapshot(env: &[(Var, String)]) -> Env {
     env.iter().map(|(var, value)| (*var, value)).collect()
 }
 
 /// Outcome and reason of the only target.
-pub fn only(record: &Record) -> (&'static str, String) {
+fn only(record: &Record) -> (&'static str, String) {
     assert_eq!(record.targets.len(), 1, "{record:?}");
     let entry = &record.targets[0];
     (entry.outcome, entry.reason.clone().unwrap_or_default())

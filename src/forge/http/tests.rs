@@ -23,7 +23,8 @@ fn answer(status: u16) -> ResponseTemplate {
 async fn a_body_is_read_up_to_its_limit_and_no_further() {
     let server = MockServer::start().await;
     Mock::given(path("/x")).respond_with(answer(200).set_body_json(json!({"a": 1}))).mount(&server).await;
-    let get = || client().send(Request::get(url(&server, "/x")));
+    let client = client();
+    let get = || client.send(Request::get(url(&server, "/x")));
     assert_eq!(get().await.unwrap().json::<serde_json::Value>(7).await.unwrap(), json!({"a": 1}));
     let error = get().await.unwrap().bytes(6).await.unwrap_err();
     assert!(matches!(error, HttpError::TooLarge { limit: 6, .. }), "{error}");
