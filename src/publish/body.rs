@@ -180,55 +180,54 @@ fn inert(text: &str) -> String {
 
 /// What a section says: the part that is read first, and the details.
 fn text(what: &Publication, label: &str, sha: &str) -> (String, String) {
-    let mut title = format!("{} {}", Mark::of(what).icon(), Untrusted::new(label).for_markdown(LABEL));
-    if let Some(short) = sha.get(..7) {
-        let _ = write!(title, " at `{short}`");
-    }
-    if let Some(url) = what.run_url().filter(|url| is_plain(url)) {
-        let _ = write!(title, " · [run]({url})");
-    }
-    let who = who(what);
+    let title = format!("#### {} {}\n\n", Mark::of(what).icon(), Untrusted::new(label).for_markdown(LABEL));
+    let around = around(what, sha);
     match &what.said {
         Said::Report { report, logs } => {
             let headline = match &what.standing {
-                Standing::Unverified(_) => format!("It says **{}**.", report.verdict),
+                Standing::Unverified(_) => format!("It says: {}.", report.verdict),
                 _ => words::headline(report),
             };
-            let frame = Frame { head: format!("{title} · {headline}\n\n{who}\n\n"), budget: SECTION_BUDGET };
-            markdown::framed(report, logs, &frame)
+            let head = format!("{title}**{headline}** {around}\n\n");
+            markdown::framed(report, logs, &Frame { head, budget: SECTION_BUDGET })
         }
-        Said::Missing(why) => (
-            format!("{title} · There is no report: {}\n\n{who}\n", Untrusted::new(why).for_markdown(300)),
-            String::new(),
-        ),
-        Said::Pending => (format!("{title} · running\n"), String::new()),
+        Said::Missing(why) => {
+            let why = Untrusted::new(why).for_markdown(300);
+            (format!("{title}**There is no report:** {why}. {around}\n"), String::new())
+        }
+        Said::Pending => (format!("{title}It runs. {around}\n"), String::new()),
     }
 }
 
-/// Who says so: the line that a reader has to see before anything else.
-fn who(what: &Publication) -> String {
+/// Commit, link and, above all, who says so.
+fn around(what: &Publication, sha: &str) -> String {
+    let mut text = String::new();
+    if let Some(short) = sha.get(..7) {
+        let _ = write!(text, "Commit `{short}`, ");
+    }
+    if let Some(url) = what.run_url().filter(|url| is_plain(url)) {
+        let _ = write!(text, "[run]({url}). ");
+    }
     match &what.standing {
-        Standing::Own => "_Evidence collected by the job itself._".to_owned(),
+        Standing::Own => text.push_str("_Evidence collected by the job itself._"),
         Standing::Signed { host, key_id, artifact } => {
             let compared = if *artifact {
-                "; steps and artifact are those that were given"
+                "Steps and artifact are those that were given to compare."
             } else {
-                "; the steps are those of the step file, the artifact was not compared"
+                "The steps are those of the step file; the artifact was not compared."
             };
-            format!(
-                "_Signed by the service on_ {} _with the key_ `{}`_{compared}._",
-                Untrusted::new(host).for_markdown(80),
-                key_id.get(..16).unwrap_or(key_id)
-            )
+            let host = Untrusted::new(host).for_markdown(80);
+            let key = key_id.get(..16).unwrap_or(key_id);
+            let _ = write!(text, "Signed by the service on {host} with the key `{key}`. {compared}");
         }
         Standing::Unverified(reasons) => {
-            let mut text = format!("_{UNVERIFIED}_\n");
+            let _ = writeln!(text, "\n\n_{UNVERIFIED}_\n");
             for reason in reasons.iter().take(10) {
-                let _ = write!(text, "\n- {}", Untrusted::new(reason).for_markdown(400));
+                let _ = writeln!(text, "- {}", Untrusted::new(reason).for_markdown(400));
             }
-            text
         }
     }
+    text
 }
 
 /// What stands over a report that nothing vouches for.

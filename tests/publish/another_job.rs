@@ -61,7 +61,7 @@ async fn an_unsigned_report_is_shown_and_never_green() {
     assert_eq!(github.state.lock().unwrap().checks[0]["conclusion"], "neutral");
     let text = &github.comments()[0].body;
     assert!(text.contains("### ❔ Plimsoll: unverified") && text.contains(&format!("_{UNVERIFIED}_")), "{text}");
-    assert!(text.contains("It says **passed**") && text.contains("(--key)") && text.contains("(--spec)"), "{text}");
+    assert!(text.contains("It says: passed") && text.contains("(--key)") && text.contains("(--spec)"), "{text}");
     assert!(text.contains("it is about another commit") && text.contains("it is about another repository"), "{text}");
     let asked = github.asked().await;
     assert!(asked.contains(&"POST /repos/octo/widgets/issues/27/comments".to_owned()), "by the head: {asked:?}");

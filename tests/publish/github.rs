@@ -29,7 +29,9 @@ async fn a_report_is_told_in_every_place() {
     let text = &comments[0].body;
     assert!(text.starts_with(&format!("{MARKER}\n### ⛔ Plimsoll: refused\n")), "{text}");
     assert!(
-        text.contains("`unit (3.12)` at `3b18e51`") && text.contains("_Evidence collected by the job itself._"),
+        text.contains("#### ⛔ `unit (3.12)`\n")
+            && text.contains("Commit `3b18e51`, [run](")
+            && text.contains("_Evidence collected by the job itself._"),
         "{text}"
     );
     assert!(text.contains("**secrets** is not-enforced"), "{text}");

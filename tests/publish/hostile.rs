@@ -88,9 +88,9 @@ async fn nothing_that_a_guest_prints_is_live() {
 
 #[tokio::test]
 async fn what_looks_for_live_text_finds_it() {
-    let control = "<details>\n\n@octocat fixes #1, see https://evil.example\n\n<script>x</script>\n";
+    let control = "<details>\n\n@octocat fixes #1, see https://evil.example\n\n<u>x</u>\n";
     let Some(found) = live(control) else { return };
-    for what in ["@octocat", "#1", "https://evil.example", "script", "details is left open"] {
+    for what in ["@octocat", "#1", "https://evil.example", "<u>", "details is left open"] {
         assert!(found.contains(what), "{what}: {found}");
     }
     assert_eq!(live("### ✅ Plimsoll: passed\n\n`@octocat` said `#1`\n\n```\n<script>\n```\n").unwrap(), "");

@@ -9,7 +9,7 @@ from cmarkgfm.cmark import Options
 
 # What our own texts are made of.
 OURS = {
-    "p", "h3", "em", "strong", "code", "pre", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "details", "summary",
+    "p", "h3", "h4", "em", "strong", "code", "pre", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "details", "summary",
     "sub", "a", "br", "hr",
 }
 RUN = re.compile(r"https://github\.com/octo/widgets/actions/runs/\d+/attempts/\d+")

@@ -20,8 +20,7 @@ mod gitlab;
 mod hostile;
 mod jobs;
 mod prism;
-
-use std::path::PathBuf;
+mod tls;
 
 use plimsoll::env::{Env, Var};
 use plimsoll::forge::Context;
@@ -60,7 +59,7 @@ fn github_env(event: &str, api: &str) -> Vec<(Var, String)> {
 struct Case {
     env: Vec<(Var, String)>,
     options: Options,
-    directory: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     what: Publication,
 }
 
@@ -71,7 +70,7 @@ impl Case {
         sample.commit(directory.path());
         let context = Context::detect(&snapshot(&env));
         let what = Publication::own(&sample.report, &directory.path().join("report"), context, Options::default());
-        Self { env, options: Options::default(), directory, what }
+        Self { env, options: Options::default(), _directory: directory, what }
     }
 
     fn set(mut self, var: Var, value: &str) -> Self {
@@ -83,10 +82,6 @@ impl Case {
 
     async fn publish(&self, targets: &[Target]) -> Record {
         publish::publish(&self.what, targets, &snapshot(&self.env)).await
-    }
-
-    fn report_dir(&self) -> PathBuf {
-        self.directory.path().join("report")
     }
 }
 

@@ -106,3 +106,22 @@ fn no_marker_is_left_in_a_text() {
     let text = format!("a {MARKER}\n{END}\n<!--x");
     assert!(!inert(&text).contains("<!--"), "{}", inert(&text));
 }
+
+proptest::proptest! {
+    #[test]
+    fn any_text_in_a_section_is_read_back_as_that_section_alone(
+        brief in "(<!-- plimsoll:(end|details|section v1 |comment v1)|-->|[a-z`~<>\n \r]){0,20}",
+        details in "(<!-- plimsoll:(end|details)|-->|[^\r]){0,20}",
+    ) {
+        let whole = |text: &str| format!("{}\n", inert(text).replace('\r', ""));
+        let one = Section { brief: whole(&brief), details: whole(&details), ..section('a', Mark::Failed, "", "") };
+        let other = section('b', Mark::Passed, "other\n", "");
+        let body = compose(&[one.clone(), other.clone()], 65_536);
+        proptest::prop_assert_eq!(parse(&body), [one, other]);
+    }
+
+    #[test]
+    fn any_body_is_read_without_harm(body in ".{0,200}") {
+        parse(&body);
+    }
+}

@@ -13,7 +13,8 @@ use crate::text::chain;
 fn outcome(error: &ApiError, target: Target, what: &Publication) -> Outcome {
     let ApiError::Refused { status, message, limited, .. } = error else {
         return match error {
-            ApiError::Unknown(why) => Outcome::Degraded(format!("{why}; {}", grant(target))),
+            ApiError::Unknown(why) if why.contains("token") => Outcome::Degraded(format!("{why}; {}", grant(target))),
+            ApiError::Unknown(why) => Outcome::Degraded(why.clone()),
             _ => Outcome::Failed(chain(error)),
         };
     };
