@@ -69,6 +69,27 @@ variables! {
     /// The job's matrix values as a JSON object; the GitHub Action sets it from its `matrix` input.
     Matrix = "PLIMSOLL_MATRIX",
 
+    /// Proxy for `https://` addresses; the lowercase name wins, here and below.
+    HttpsProxy = "HTTPS_PROXY",
+    /// The same.
+    HttpsProxyLower = "https_proxy",
+    /// Proxy for `http://` addresses.
+    HttpProxy = "HTTP_PROXY",
+    /// The same.
+    HttpProxyLower = "http_proxy",
+    /// Proxy for both, where nothing else is set.
+    AllProxy = "ALL_PROXY",
+    /// The same.
+    AllProxyLower = "all_proxy",
+    /// Hosts that are reached without a proxy, separated by commas.
+    NoProxy = "NO_PROXY",
+    /// The same.
+    NoProxyLower = "no_proxy",
+    /// File with the certificates that servers are checked against, in place of the system's.
+    SslCertFile = "SSL_CERT_FILE",
+    /// Directories with such files, separated by colons.
+    SslCertDir = "SSL_CERT_DIR",
+
     /// Set by most CI systems: no progress line, no colour.
     Ci = "CI",
 
@@ -90,6 +111,12 @@ variables! {
     GithubRunId = "GITHUB_RUN_ID",
     /// Attempt number of the run.
     GithubRunAttempt = "GITHUB_RUN_ATTEMPT",
+    /// Name of the workflow.
+    GithubWorkflow = "GITHUB_WORKFLOW",
+    /// Address of the API, `/api/v3` included on GitHub Enterprise Server.
+    GithubApiUrl = "GITHUB_API_URL",
+    /// Token for publishing and for artifacts; the action sets it from its `token` input. A secret: shown nowhere.
+    GithubToken = "GITHUB_TOKEN",
     /// Base of links.
     GithubServerUrl = "GITHUB_SERVER_URL",
     /// File that the job's summary is appended to (`--publish github-summary`).
@@ -103,6 +130,18 @@ variables! {
 
     /// `true` in a job of GitLab CI/CD.
     GitlabCi = "GITLAB_CI",
+    /// Address of the API, a sub-path included.
+    CiApiV4Url = "CI_API_V4_URL",
+    /// Token for publishing: a project access token with the scope `api`. A secret: shown nowhere.
+    GitlabToken = "GITLAB_TOKEN",
+    /// The job's own token, for artifacts; it can write neither notes nor statuses. A secret: shown nowhere.
+    CiJobToken = "CI_JOB_TOKEN",
+    /// The project's number.
+    CiProjectId = "CI_PROJECT_ID",
+    /// The pipeline's number, which a status is sent to.
+    CiPipelineId = "CI_PIPELINE_ID",
+    /// Number of the project that the merge request belongs to.
+    CiMergeRequestProjectId = "CI_MERGE_REQUEST_PROJECT_ID",
     /// The project's full path.
     CiProjectPath = "CI_PROJECT_PATH",
     /// The commit the job runs on; in a merged-results pipeline, the merge commit.
@@ -125,10 +164,27 @@ variables! {
     CiRunnerDescription = "CI_RUNNER_DESCRIPTION",
 }
 
+impl Var {
+    /// Whether the value is a secret.
+    #[must_use]
+    pub const fn is_secret(self) -> bool {
+        matches!(self, Var::GithubToken | Var::GitlabToken | Var::CiJobToken)
+    }
+}
+
 /// A snapshot of the environment: only the variables of [`Var`], only those that are not empty.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Env {
     values: BTreeMap<Var, OsString>,
+}
+
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Proxies may hold a password.
+        let shown = |var: Var| !var.is_secret() && !var.name().to_ascii_lowercase().ends_with("_proxy");
+        let value = |(&var, value): (&Var, &OsString)| (var, if shown(var) { value.clone() } else { "***".into() });
+        f.debug_map().entries(self.values.iter().map(value)).finish()
+    }
 }
 
 impl Env {
@@ -217,6 +273,16 @@ mod tests {
         assert_eq!(env.os(Var::Ci), None);
         assert_eq!(env.text(Var::GithubJob), Some("unit"));
         assert!(!env.in_ci());
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let env: Env = Var::ALL.iter().map(|&var| (var, format!("hush-{}", var.name()))).collect();
+        let shown = format!("{env:?}");
+        assert!(shown.contains("hush-GITHUB_JOB"), "{shown}");
+        for secret in ["GITHUB_TOKEN", "GITLAB_TOKEN", "CI_JOB_TOKEN", "HTTPS_PROXY", "all_proxy"] {
+            assert!(!shown.contains(&format!("hush-{secret}")), "{secret}");
+        }
     }
 
     #[test]

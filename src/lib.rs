@@ -15,6 +15,7 @@
 //! * [`gate`]: the seven calls around a backend.
 //! * [`report`]: what is written down.
 //! * [`run`]: a whole run, from steps to a report.
+//! * [`publish`]: what a report says, told on GitHub and GitLab. Reports of other jobs are hostile.
 //! * [`cli`]: the command line; wiring only.
 //!
 //! [`text`], [`env`] and [`exit`] serve all of them.
@@ -32,6 +33,8 @@ pub mod gate;
 
 pub mod report;
 pub mod run;
+
+pub mod publish;
 
 pub mod cli;
 

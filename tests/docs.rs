@@ -13,6 +13,7 @@ use plimsoll::evidence::advisory::ADVISORIES;
 use plimsoll::evidence::identity::{RELEASES, Release};
 use plimsoll::evidence::{ControlId, Tier};
 use plimsoll::exit::Exit;
+use plimsoll::publish::Target;
 use plimsoll::spec::place::{KeyPath, Source};
 use plimsoll::spec::{Overrides, SpecFile, Surroundings, load, policy_schema, raw, step_schema};
 use serde::Deserialize;
@@ -133,6 +134,14 @@ fn every_key_is_documented() {
             .collect();
         assert!(missing.is_empty(), "{path} does not name {missing:?}");
     }
+}
+
+#[test]
+fn the_publish_targets_tables_are_the_codes() {
+    let real: Vec<Vec<String>> =
+        Target::ALL.iter().map(|t| [t.name(), t.describe(), t.permission()].map(str::to_owned).into()).collect();
+    assert_eq!(table(&page("README.md"), "## Permissions"), real);
+    assert_eq!(table(&page("docs/publishing.md"), "# Publishing"), real);
 }
 
 #[test]

@@ -130,6 +130,12 @@ pub fn annotation(
     format!("::error {}::{}", properties.join(","), Untrusted::new(text).for_workflow_command(MAX_MESSAGE))
 }
 
+/// A `::notice` or `::warning` line without a place.
+#[must_use]
+pub fn command(level: &str, message: &str) -> String {
+    format!("::{level} title=plimsoll::{}", Untrusted::new(message).for_workflow_command(MAX_MESSAGE))
+}
+
 impl From<SpecError> for Failure {
     fn from(error: SpecError) -> Self {
         let mut failure = Self::from_error(Exit::Usage, &error);

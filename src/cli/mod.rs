@@ -20,6 +20,7 @@ pub mod doctor;
 pub mod failure;
 pub mod logging;
 pub mod output;
+pub mod publish;
 pub mod run;
 pub mod schema;
 pub mod session;
@@ -117,6 +118,9 @@ pub enum Command {
     /// Run a script as one step; for `shell:` of a GitHub workflow
     #[command(after_help = CODES)]
     Shell(shell::ShellArgs),
+    /// Publish another job's report, such as a fork's; only what is proven is shown green
+    #[command(after_help = CODES)]
+    Publish(publish::PublishArgs),
     /// Recompute a report's digests and judge its facts again
     Verify(verify::VerifyArgs),
     /// Say what this host can prove, why not, and the fix
@@ -148,6 +152,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Run(args) => run::run(args, &cli.common, &env),
         Command::Check(args) => check::check(args, &cli.common, &env),
         Command::Shell(args) => shell::shell(args, &cli.common, &env),
+        Command::Publish(args) => publish::publish(args, &cli.common, &env),
         Command::Verify(args) => verify::verify(args, &cli.common, &env),
         Command::Doctor(args) => doctor::doctor(args, &cli.common, &env),
         Command::Clean(args) => clean::clean(args, &cli.common, &env),

@@ -9,20 +9,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
 use tokio::sync::mpsc;
 
 use super::failure::{self, Failure};
 use super::output::github::{self, Outputs};
 use super::output::live::{Live, Mode, Shape};
 use super::output::{self, Log, Style, result};
+use super::publish::{PublishingArgs, Telling};
 use super::{CommonArgs, LogFormat, signals, unread};
 use crate::backend::Engines;
 use crate::backend::channel::Cancel;
 use crate::env::{Env, Var};
 use crate::exit::Exit;
 use crate::forge;
-use crate::report::write::{ClaimError, OutputsDir, ReportDir, SUMMARY_MD};
+use crate::report::write::{ClaimError, OutputsDir, ReportDir};
 use crate::report::{Ci, Report, Staging, StepReport, Verdict};
 use crate::run::{self, Event, Job, RunError};
 use crate::spec::{Policy, Step, Surroundings};
@@ -47,20 +48,13 @@ pub struct ResultArgs {
     #[arg(long, value_name = "DIR", default_value = OUTPUTS_DIR, value_hint = ValueHint::DirPath)]
     pub outputs_dir: PathBuf,
 
-    /// Publish the result: github-summary appends it to the job's summary
-    #[arg(long, value_name = "TARGET", value_delimiter = ',')]
-    pub publish: Vec<Target>,
-
     /// Append verdict, tier, exit-code, report-dir and outputs-dir to the outputs of a GitHub step
     #[arg(long)]
     pub github_output: bool,
-}
 
-/// Where a result can be published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Target {
-    /// The job's summary on GitHub; needs no token.
-    GithubSummary,
+    /// Where and how it is published.
+    #[command(flatten)]
+    pub publish: PublishingArgs,
 }
 
 /// What a command asks of a session.
@@ -102,14 +96,55 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
     let logs = report_dir.staging().join("steps");
     fs::create_dir(&logs).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
 
-    let (steps, unread) = match (request.steps)(&Surroundings { home: env.path(Var::Home) }) {
-        Ok(steps) => (steps, None),
-        Err(failure) => (Vec::new(), Some(failure)),
-    };
     let context = forge::Context::detect(env);
     for remark in context.iter().flat_map(|c| &c.remarks) {
         tracing::warn!("{remark}");
     }
+    let telling = Telling::new(&results.publish, context.clone(), env);
+    telling.begun(cancel.clone()).await;
+
+    let ran = ran(request, context, cancel.clone(), report_dir, outputs_dir, logs).await;
+    let (report, unread) = match ran {
+        Ok(ran) => ran,
+        Err(failure) => {
+            telling.missing(&failure, cancel).await;
+            return Err(failure);
+        }
+    };
+    let published = telling.report(&report, &results.report_dir, cancel).await;
+    // Publishing that was required and failed decides where nothing graver does.
+    let exit = |of: Exit| if published { of } else { Exit::of_many([of, Exit::PublishFailed]) };
+    if results.github_output {
+        let outputs = Outputs::of(&report, &results.report_dir, &results.outputs_dir);
+        hand_over(Outputs { exit: exit(report.exit_code), ..outputs }.write(env));
+    }
+    match unread {
+        // Printed as the error that it is.
+        Some(failure) => {
+            failure.print(env);
+            Ok(exit(failure.exit))
+        }
+        None => {
+            print(&report, request);
+            Ok(exit(report.exit_code))
+        }
+    }
+}
+
+/// Reads the steps, runs them, and puts report and outputs in place. Steps that can't be read make a report as well.
+async fn ran(
+    request: &Request<'_>,
+    context: Option<forge::Context>,
+    cancel: Cancel,
+    report_dir: ReportDir,
+    outputs_dir: OutputsDir,
+    logs: PathBuf,
+) -> Result<(Report, Option<Failure>), Failure> {
+    let (env, results) = (request.env, request.results);
+    let (steps, unread) = match (request.steps)(&Surroundings { home: env.path(Var::Home) }) {
+        Ok(steps) => (steps, None),
+        Err(failure) => (Vec::new(), Some(failure)),
+    };
     let shape = match steps.len() {
         0 | 1 => Shape::One,
         _ if request.jobs > 1 => Shape::Parallel,
@@ -139,18 +174,7 @@ async fn attempt(request: &Request<'_>) -> Result<Exit, Failure> {
     outputs_dir.commit().map_err(|e| {
         Failure::new(Exit::Internal, format!("failed to put {} in place: {e}", results.outputs_dir.display()))
     })?;
-    publish(&report, request);
-    match unread {
-        // Printed as the error that it is.
-        Some(failure) => {
-            failure.print(env);
-            Ok(failure.exit)
-        }
-        None => {
-            print(&report, request);
-            Ok(report.exit_code)
-        }
-    }
+    Ok((report, unread))
 }
 
 /// Refuses a report directory in the outputs directory, or the other way round: each is replaced as a whole.
@@ -220,23 +244,10 @@ fn live(request: &Request<'_>, shape: Shape) -> Live {
     Live::new(Log::for_target(target), mode, target, Style::of(env, &io::stderr()), shape)
 }
 
-/// What the forge reads besides the log. A fault here is told and changes no verdict.
-fn publish(report: &Report, request: &Request<'_>) {
-    let results = request.results;
-    if results.publish.contains(&Target::GithubSummary) {
-        match fs::read_to_string(results.report_dir.join(SUMMARY_MD)) {
-            Ok(markdown) => hand_over(github::summary(request.env, &markdown)),
-            Err(e) => tracing::warn!("the summary could not be read: {e}"),
-        }
-    }
-    if results.github_output {
-        hand_over(Outputs::of(report, &results.report_dir, &results.outputs_dir).write(request.env));
-    }
-}
-
+/// A fault here is told and changes no verdict.
 fn hand_over(done: Result<(), github::HandOver>) {
     if let Err(error) = done {
-        tracing::warn!("not published: {}", crate::text::chain(&error));
+        tracing::warn!("no outputs for the job: {}", crate::text::chain(&error));
     }
 }
 

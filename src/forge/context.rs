@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use jiff::Timestamp;
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 
@@ -62,6 +63,19 @@ pub enum Change {
     },
 }
 
+/// Another run, as the event names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Producer {
+    /// Its number.
+    pub run: Option<u64>,
+    /// Link to it.
+    pub url: Option<String>,
+    /// `owner:branch` that it ran on, as the API filters pull requests by it.
+    pub head: Option<String>,
+    /// When it began.
+    pub started: Option<Timestamp>,
+}
+
 /// What the environment claims about the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Context {
@@ -79,6 +93,12 @@ pub struct Context {
     pub job: Option<String>,
     /// Attempt number.
     pub attempt: Option<u64>,
+    /// The run's number: GitHub's of the workflow run, GitLab's of the pipeline.
+    pub run: Option<u64>,
+    /// Name of the workflow (GitHub).
+    pub workflow: Option<String>,
+    /// The run that this one was started by, and whose results it looks at (`workflow_run`).
+    pub producer: Option<Producer>,
     /// Matrix values.
     pub matrix: BTreeMap<String, String>,
     /// Link to the run (GitHub) or job (GitLab).
@@ -120,6 +140,9 @@ impl Context {
             change: Change::None,
             job: None,
             attempt: None,
+            run: None,
+            workflow: None,
+            producer: None,
             matrix: BTreeMap::new(),
             run_url: None,
             runner: None,
@@ -140,6 +163,8 @@ impl Context {
         context.sha = env.text(Var::GithubSha).and_then(sha);
         context.job = claim(env, Var::GithubJob);
         context.attempt = env.number(Var::GithubRunAttempt);
+        context.run = env.number(Var::GithubRunId);
+        context.workflow = claim(env, Var::GithubWorkflow);
         context.runner = claim(env, Var::RunnerName);
         let server = claim(env, Var::GithubServerUrl).unwrap_or_else(|| "https://github.com".to_owned());
         if let (Some(repository), Some(run)) = (&context.repository, env.number(Var::GithubRunId)) {
@@ -161,6 +186,7 @@ impl Context {
             }
             None => Event::default(),
         };
+        context.producer = event.producer(&server);
         let (change, head) = event.change(env.text(Var::GithubEventName).unwrap_or_default(), env.text(Var::GithubRef));
         context.change = change;
         context.head_sha = head.or_else(|| context.sha.clone());
@@ -172,6 +198,7 @@ impl Context {
         context.repository = claim(env, Var::CiProjectPath);
         context.sha = env.text(Var::CiCommitSha).and_then(sha);
         context.job = claim(env, Var::CiJobName);
+        context.run = env.number(Var::CiPipelineId);
         context.runner = claim(env, Var::CiRunnerDescription);
         context.run_url = claim(env, Var::CiJobUrl);
         // Set in merged-results pipelines only, where the job's commit is a merge that nobody wrote.
@@ -198,6 +225,16 @@ impl Context {
 /// A value short enough to carry, without control characters.
 fn claim(env: &Env, var: Var) -> Option<String> {
     env.text(var).filter(|v| v.len() <= MAX_CLAIM && !v.contains(char::is_control)).map(str::to_owned)
+}
+
+/// `owner/name` as GitHub allows them, so that it can stand in a path.
+#[must_use]
+pub fn is_repository(text: &str) -> bool {
+    let word = |part: &str| {
+        let known = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        !part.is_empty() && part.len() <= 100 && part.bytes().all(known) && part.bytes().any(|b| b != b'.')
+    };
+    matches!(text.split_once('/'), Some((owner, name)) if word(owner) && word(name))
 }
 
 /// A commit id, SHA-1 or SHA-256.
@@ -268,6 +305,7 @@ fn read_event(path: &Path) -> io::Result<Event> {
 /// (<https://docs.github.com/en/webhooks/webhook-events-and-payloads>). Other fields are many, and none of our business.
 #[derive(Debug, Default, Deserialize)]
 struct Event {
+    repository: Option<Repository>,
     pull_request: Option<PullRequest>,
     merge_group: Option<MergeGroup>,
     workflow_run: Option<WorkflowRun>,
@@ -292,6 +330,7 @@ struct Side {
 struct Repository {
     /// In `workflow_run` payloads the repositories of a pull request have no full name.
     id: Option<u64>,
+    full_name: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -302,7 +341,13 @@ struct MergeGroup {
 
 #[derive(Debug, Deserialize)]
 struct WorkflowRun {
+    id: Option<u64>,
     head_sha: Option<String>,
+    head_branch: Option<String>,
+    /// Of the attempt, not of the run's first.
+    run_started_at: Option<String>,
+    /// Null when the fork was deleted.
+    head_repository: Option<Repository>,
     #[serde(default)]
     pull_requests: Vec<PullRequest>,
 }
@@ -329,6 +374,24 @@ impl PullRequest {
 }
 
 impl Event {
+    /// The run that this one was started by. Its link is made here: that of the payload is whatever was written there.
+    fn producer(&self, server: &str) -> Option<Producer> {
+        let run = self.workflow_run.as_ref()?;
+        let name = |of: &Option<Repository>| of.as_ref().and_then(|r| r.full_name.clone()).filter(|n| is_repository(n));
+        let url = name(&self.repository)
+            .zip(run.id)
+            .map(|(name, id)| format!("{}/{name}/actions/runs/{id}", server.trim_end_matches('/')));
+        let branch = run.head_branch.as_deref().filter(|b| b.len() <= MAX_CLAIM && !b.contains(char::is_control));
+        let owner = name(&run.head_repository).and_then(|n| Some(n.split_once('/')?.0.to_owned()));
+        let started = run.run_started_at.as_deref().and_then(|text| text.parse().ok());
+        Some(Producer {
+            run: run.id,
+            url,
+            started,
+            head: owner.zip(branch).map(|(owner, branch)| format!("{owner}:{branch}")),
+        })
+    }
+
     /// What the job looks at, and the head commit if the event names one.
     fn change(&self, name: &str, reference: Option<&str>) -> (Change, Option<String>) {
         if let Some(request) = &self.pull_request {

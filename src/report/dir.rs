@@ -411,7 +411,7 @@ pub(super) fn entries(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<(OsString, 
 }
 
 /// Opens a regular file beneath a directory, through no link.
-pub(super) fn open_beneath(root: BorrowedFd<'_>, path: &str) -> io::Result<(File, u64)> {
+pub(crate) fn open_beneath(root: BorrowedFd<'_>, path: &str) -> io::Result<(File, u64)> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let fd = openat2(root, path, flags, Mode::empty(), resolve)?;

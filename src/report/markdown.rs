@@ -20,25 +20,52 @@ const MAX_ROWS: usize = 100;
 /// Bytes of each excerpt at first; less when the whole does not fit.
 const EXCERPTS: [usize; 4] = [6000, 2000, 500, 0];
 const NAME: usize = 100;
+/// Room for the line that counts what is left out, and for the foot.
+const MARGIN: usize = 400;
+
+/// What stands around a report.
+#[derive(Debug, Clone)]
+pub struct Frame {
+    /// The beginning, in place of the verdict's heading; ends with an empty line.
+    pub head: String,
+    /// Bytes of both parts together.
+    pub budget: usize,
+}
+
+/// What is true of everything that is rendered.
+pub const FOOT: &str =
+    concat!("<sub>plimsoll ", env!("CARGO_PKG_VERSION"), ". Everything the code printed or wrote is untrusted.</sub>");
 
 /// The document, of at most about `budget` bytes (at least the verdict).
 #[must_use]
 pub fn render(report: &Report, logs: &Logs, budget: usize) -> String {
-    let mut text = head(report);
-    let mut left_out = 0;
-    // Room for the line that counts what is left out.
-    let budget = budget.saturating_sub(120);
-    let add = |part: String, text: &mut String| {
-        if text.len() + part.len() <= budget {
-            text.push_str(&part);
-            true
-        } else {
-            false
-        }
-    };
-    if !report.steps.is_empty() && !add(table(report), &mut text) {
-        left_out += 1;
+    let (first, rest) = framed(report, logs, &Frame { head: head(report), budget });
+    let mut text = first + &rest;
+    let foot = foot(report);
+    if text.len() + foot.len() <= budget {
+        text.push_str(&foot);
     }
+    text
+}
+
+/// The same in a frame, in two parts: what is read first, and the details. Each closes what it opens.
+#[must_use]
+pub fn framed(report: &Report, logs: &Logs, frame: &Frame) -> (String, String) {
+    let mut first = frame.head.clone();
+    let mut left_out = 0;
+    let budget = frame.budget.saturating_sub(MARGIN);
+    if !report.steps.is_empty() {
+        let table = table(report);
+        if first.len() + table.len() <= budget { first.push_str(&table) } else { left_out += 1 }
+    }
+    let mut rest = String::new();
+    let mut add = |part: String| {
+        let fits = first.len() + rest.len() + part.len() <= budget;
+        if fits {
+            rest.push_str(&part);
+        }
+        fits
+    };
     let mut gravest_first: Vec<&StepReport> = report.steps.iter().collect();
     gravest_first.sort_by_key(|s| match s.verdict {
         Verdict::Passed | Verdict::Skipped => 2,
@@ -46,17 +73,18 @@ pub fn render(report: &Report, logs: &Logs, budget: usize) -> String {
         _ => 0,
     });
     for step in gravest_first {
-        let placed = EXCERPTS.iter().any(|&limit| add(details(step, logs, limit, report.steps.len() == 1), &mut text));
+        let placed = EXCERPTS.iter().any(|&limit| add(details(step, logs, limit, report.steps.len() == 1)));
         left_out += u32::from(!placed);
     }
-    let _ = add(foot(report), &mut text);
     if left_out > 0 {
-        let _ = writeln!(text, "\n_{left_out} more parts did not fit here; the whole is in `report.html`._");
+        let _ = writeln!(rest, "\n_{left_out} more parts did not fit here; the whole is in `report.html`._");
     }
-    text
+    (first, rest)
 }
 
-const fn icon(verdict: Verdict) -> &'static str {
+/// The picture of a verdict.
+#[must_use]
+pub const fn icon(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "✅",
         Verdict::Failed => "❌",
@@ -83,16 +111,16 @@ fn table(report: &Report) -> String {
             Some(tier) => format!("{tier} (below the floor)"),
             None => "–".to_owned(),
         };
-        let memory = step.resources.peak_memory_bytes.map_or_else(|| "–".to_owned(), words::bytes);
+        let memory = step.resources.peak_memory_bytes.map_or_else(|| "–".to_owned(), |n| unbroken(&words::bytes(n)));
         let forgiven = if step.forgiven { " (forgiven)" } else { "" };
         let result = Untrusted::from(words::ending(step)).for_markdown_cell(80);
-        let result = result.trim_matches('`');
+        let result = unbroken(result.trim_matches('`'));
         let _ = writeln!(
             text,
             "| {} | {name} | {backend} | {} | {proven} | {result}{forgiven} | {} | {memory} |",
             icon(step.verdict),
             step.floor,
-            words::millis(step.resources.total_ms),
+            unbroken(&words::millis(step.resources.total_ms)),
         );
     }
     if report.steps.len() > MAX_ROWS {
@@ -100,6 +128,11 @@ fn table(report: &Report) -> String {
     }
     text.push('\n');
     text
+}
+
+/// Words that stay on one line, however narrow the table.
+fn unbroken(words: &str) -> String {
+    words.replace(' ', "&nbsp;")
 }
 
 fn backend_name(step: &StepReport) -> Option<String> {
@@ -147,7 +180,8 @@ fn details(step: &StepReport, logs: &Logs, excerpt: usize, only: bool) -> String
             Untrusted::new(&artifact.sha256).for_markdown(80).trim_matches('`'),
         );
     }
-    if !step.command.is_empty() {
+    let is_script = step.command.trim_end().contains('\n');
+    if !step.command.is_empty() && !is_script {
         let _ = writeln!(text, "- Command {}", Untrusted::new(&step.command).for_markdown(300));
     }
     controls(step, &mut text);
@@ -168,6 +202,9 @@ fn details(step: &StepReport, logs: &Logs, excerpt: usize, only: bool) -> String
     }
     for notice in step.notices.iter().take(10) {
         let _ = writeln!(text, "- Note: {}", Untrusted::new(notice).for_markdown(300));
+    }
+    if is_script {
+        let _ = writeln!(text, "\ncommand:\n\n{}", Untrusted::new(&step.command).fenced(1000).trim_end());
     }
     if excerpt > 0 {
         for (stream, title) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {

@@ -26,13 +26,14 @@ pub mod json_v1;
 pub mod junit;
 mod logs;
 pub mod markdown;
-mod read_back;
+pub mod read_back;
 pub mod sign;
 mod staging;
 pub mod verify;
 pub mod words;
 pub mod write;
 
+pub(crate) use dir::open_beneath;
 pub use logs::Logs;
 pub use staging::Staging;
 pub use write::{OutputsDir, ReportDir};

@@ -31,8 +31,10 @@ pub const SUMMARY_MD: &str = "summary.md";
 pub const REPORT_HTML: &str = "report.html";
 /// What was published where.
 pub const PUBLISH_JSON: &str = "publish.json";
+/// The same while it is being written.
+pub const PUBLISH_JSON_NEW: &str = "publish.json.new";
 /// Names of what is written after the record, beside it.
-pub(super) const LATER: [&str; 2] = [super::sign::REPORT_DSSE, PUBLISH_JSON];
+pub(super) const LATER: [&str; 3] = [super::sign::REPORT_DSSE, PUBLISH_JSON, PUBLISH_JSON_NEW];
 
 pub(super) const REPORT_MARKER: &str = "# A report directory of plimsoll's. The next run replaces it as a whole.\n*\n";
 pub(super) const OUTPUTS_MARKER: &str =

@@ -27,7 +27,7 @@ pub mod image;
 mod machine;
 mod payload;
 mod record;
-mod request;
+pub mod request;
 pub mod scratch;
 mod step;
 pub mod unpacker;

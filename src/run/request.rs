@@ -9,9 +9,15 @@ use crate::spec::{Command, Limit, Policy, Step};
 /// space. Two runs of the same steps under the same policy have the same one.
 #[must_use]
 pub fn digest(steps: &[Step], policy: Option<&Policy>) -> String {
+    digest_of(steps, policy.and_then(Policy::sha256).map(|digest| digest.to_string()).as_deref())
+}
+
+/// The same, with the policy known by its digest (lowercase hex): what a report says was asked for, computed again.
+#[must_use]
+pub fn digest_of(steps: &[Step], policy_sha256: Option<&str>) -> String {
     let request = json!({
         "steps": steps.iter().map(step).collect::<Vec<_>>(),
-        "policy": policy.and_then(Policy::sha256).map(|digest| digest.to_string()),
+        "policy": policy_sha256,
     });
     // serde_json's map is sorted, and its compact form has no white space.
     hex::encode(Sha256::digest(request.to_string()))

@@ -112,6 +112,10 @@ fn the_action_hands_every_input_on_as_one_argument() {
             &BASH,
             &action_names(),
             &[
+                ("INPUT_PUBLISH", hostile),
+                ("INPUT_STATUS_CONTEXT", hostile),
+                ("INPUT_PUBLISH_REQUIRED", "true"),
+                ("INPUT_STEP_STATUSES", hostile),
                 ("INPUT_RUN", hostile),
                 ("INPUT_ARTIFACT", hostile),
                 ("INPUT_ENV", &two),
@@ -126,8 +130,10 @@ fn the_action_hands_every_input_on_as_one_argument() {
             script.arguments()[1..],
             [
                 "run".to_owned(),
-                "--publish=github-summary".to_owned(),
                 "--github-output".to_owned(),
+                format!("--publish={hostile}"),
+                format!("--status-context={hostile}"),
+                "--publish-required".to_owned(),
                 format!("--artifact={hostile}"),
                 format!("--run={hostile}"),
                 "--report-dir=r d".to_owned(),
@@ -146,7 +152,7 @@ fn the_action_hands_every_input_on_as_one_argument() {
 fn the_action_without_inputs_runs_the_default_step_file() {
     let script = Script::action();
     script.run(&BASH, &action_names(), &[]).exits(42);
-    assert_eq!(script.arguments()[1..], ["run", "--publish=github-summary", "--github-output", "--"]);
+    assert_eq!(script.arguments()[1..], ["run", "--github-output", "--"]);
 }
 
 #[test]
@@ -186,6 +192,10 @@ fn the_component_hands_every_input_on_as_one_argument_in_any_shell() {
                 &component_names(),
                 &[
                     ("PLIMSOLL_INPUT_BINARY", "plimsoll"),
+                    ("PLIMSOLL_INPUT_PUBLISH", hostile),
+                    ("PLIMSOLL_INPUT_STATUS_CONTEXT", hostile),
+                    ("PLIMSOLL_INPUT_STEP_STATUSES", "true"),
+                    ("PLIMSOLL_INPUT_PUBLISH_REQUIRED", hostile),
                     ("PLIMSOLL_INPUT_RUN", hostile),
                     ("PLIMSOLL_INPUT_ENV", &two),
                     ("PLIMSOLL_INPUT_SPEC", hostile),
@@ -198,6 +208,9 @@ fn the_component_hands_every_input_on_as_one_argument_in_any_shell() {
                 script.arguments()[1..],
                 [
                     "run".to_owned(),
+                    format!("--publish={hostile}"),
+                    format!("--status-context={hostile}"),
+                    "--step-statuses".to_owned(),
                     format!("--run={hostile}"),
                     "--report-dir=r d".to_owned(),
                     format!("--env=A={hostile}"),

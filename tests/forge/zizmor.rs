@@ -7,7 +7,8 @@ fn the_action_and_the_workflows_have_no_finding() {
     if !available("zizmor", installed("zizmor")) {
         return;
     }
-    let mut places = vec![repository().join("action.yml")];
+    let pair = repository().join("examples/fork-pull-requests");
+    let mut places = vec![repository().join("action.yml"), pair.join("run.yml"), pair.join("publish.yml")];
     let workflows = repository().join(".github");
     if workflows.exists() {
         places.push(workflows);

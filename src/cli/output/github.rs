@@ -1,4 +1,4 @@
-//! What a job of GitHub's reads besides the log: its summary and the step's outputs, both files that the runner names.
+//! The outputs of a step on GitHub: a file that the runner names.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -7,9 +7,6 @@ use std::path::{Path, PathBuf};
 use crate::env::{Env, Var};
 use crate::exit::Exit;
 use crate::report::{Report, Verdict};
-
-/// Largest summary of a step that GitHub takes: 1 MiB. More is refused whole, so it must not come to that.
-const MAX_SUMMARY: usize = 1024 * 1024;
 
 /// Why something could not be handed to the runner.
 #[derive(Debug, thiserror::Error)]
@@ -26,17 +23,6 @@ pub enum HandOver {
         #[source]
         source: io::Error,
     },
-    /// The text does not fit.
-    #[error("the summary has {0} bytes, more than GitHub takes")]
-    TooLong(usize),
-}
-
-/// Appends the report's summary to the job's.
-pub fn summary(env: &Env, markdown: &str) -> Result<(), HandOver> {
-    if markdown.len() >= MAX_SUMMARY {
-        return Err(HandOver::TooLong(markdown.len()));
-    }
-    append(env, Var::GithubStepSummary, &format!("{}\n", markdown.trim_end()))
 }
 
 /// The outputs of the action: `verdict`, `tier`, `exit-code`, `report-dir`, `outputs-dir`.
@@ -106,17 +92,7 @@ mod tests {
             std::fs::read_to_string(&file).unwrap(),
             "verdict=error\ntier=\nexit-code=2\nreport-dir=\noutputs-dir=plimsoll-outputs\n"
         );
-        assert!(matches!(summary(&env, "x"), Err(HandOver::Unset("GITHUB_STEP_SUMMARY"))));
-    }
-
-    #[test]
-    fn a_summary_is_appended_and_one_too_long_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("summary");
-        std::fs::write(&file, "before\n").unwrap();
-        let env: Env = [(Var::GithubStepSummary, file.as_os_str())].into_iter().collect();
-        summary(&env, "# run").unwrap();
-        assert!(matches!(summary(&env, &"x".repeat(MAX_SUMMARY)), Err(HandOver::TooLong(_))));
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "before\n# run\n");
+        let unset = Outputs::without_report(Exit::Usage, &hostile, &hostile).write(&Env::default());
+        assert!(matches!(unset, Err(HandOver::Unset("GITHUB_OUTPUT"))));
     }
 }
