@@ -34,6 +34,7 @@ pub mod words;
 pub mod write;
 
 pub use logs::Logs;
+pub use read_back::model;
 pub use staging::Staging;
 pub use write::{OutputsDir, ReportDir};
 
