@@ -17,13 +17,17 @@ pub struct ServeArgs {
     /// Where to listen, unless systemd hands over a socket
     #[arg(long, value_name = "PATH", default_value = service::SOCKET, value_hint = ValueHint::FilePath)]
     pub socket: PathBuf,
+
+    /// The private key that reports are signed with; `plimsoll setup service` makes it
+    #[arg(long, value_name = "FILE", default_value = service::KEY, value_hint = ValueHint::FilePath)]
+    pub key: PathBuf,
 }
 
 /// Serves until SIGTERM or SIGINT. That is how a service ends, so it is no failure.
 pub fn serve(args: &ServeArgs, env: &Env) -> Result<Exit, Failure> {
     super::runtime()?.block_on(async {
         let stop = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
-        service::server::serve(&args.socket, env, stop).await.map_err(|error| failure(&error))
+        service::server::serve(&args.socket, &args.key, env, stop).await.map_err(|error| failure(&error))
     })?;
     Ok(Exit::Passed)
 }

@@ -32,3 +32,5 @@ pub mod worker;
 
 /// Where the service listens.
 pub const SOCKET: &str = "/run/plimsoll/plimsoll.sock";
+/// What it signs reports with, unless told otherwise.
+pub const KEY: &str = "/etc/plimsoll/service.key";

@@ -173,6 +173,17 @@ pub struct Declined {
     pub help: String,
 }
 
+impl Declined {
+    /// What a journal says of it. Messages about a step repeat words of it, which are somebody else's.
+    #[must_use]
+    pub fn for_journal(&self) -> &str {
+        match self.stage.as_str() {
+            "service" | "policy" => &self.message,
+            _ => "the request is told why",
+        }
+    }
+}
+
 /// Where a request stands in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -28,6 +28,7 @@ use crate::backend::channel::{Cancel, cancelled};
 use crate::backend::{process, sys};
 use crate::env::{Env, Var};
 use crate::exit::Exit;
+use crate::report::sign::SigningKey;
 use crate::run;
 use crate::run::scratch::ScratchError;
 use crate::spec::{Kernel, Policy, PolicyRefusal, Step};
@@ -65,6 +66,7 @@ struct Service {
     admission: Admission,
     tally: Arc<Mutex<HashMap<u32, usize>>>,
     uid: u32,
+    key: PathBuf,
     stop: Cancel,
     env: Env,
 }
@@ -73,7 +75,7 @@ struct Service {
 ///
 /// # Errors
 /// If there is no socket to serve on, or no state directory.
-pub async fn serve(socket: &Path, env: &Env, stop: Cancel) -> Result<(), ServeError> {
+pub async fn serve(socket: &Path, key: &Path, env: &Env, stop: Cancel) -> Result<(), ServeError> {
     let listening = listen::listen(socket, env)?;
     listen::raise_descriptor_limit();
     let swept = run::clean(&run::state_dir(env))?;
@@ -89,11 +91,16 @@ pub async fn serve(socket: &Path, env: &Env, stop: Cancel) -> Result<(), ServeEr
         admission: Admission::default(),
         tally: Arc::default(),
         uid: rustix::process::geteuid().as_raw(),
+        key: key.to_owned(),
         stop: stop.clone(),
         env: env.clone(),
     });
     if let Err(refusal) = Policy::load() {
         tracing::warn!("every run will be refused: {}", crate::text::chain(&refusal));
+    }
+    match SigningKey::load(key) {
+        Ok(key) => tracing::info!("reports are signed with the key {}", key.public().id()),
+        Err(error) => tracing::warn!("reports are not signed: {}", crate::text::chain(&error)),
     }
     listen::notify(env, "READY=1");
     tracing::info!("serving on {}", socket.display());
@@ -262,7 +269,7 @@ impl Service {
         };
         match end {
             End::Declined(refusal) => {
-                tracing::warn!(uid = peer.uid, reason = %refusal.reason, "refused: {}", refusal.message);
+                tracing::warn!(uid = peer.uid, reason = %refusal.reason, "refused: {}", refusal.for_journal());
                 let frame = ToClient::Declined(*refusal).encode();
                 if let Ok(Ok(())) = tokio::time::timeout(TAKE, link.send(&frame, &[])).await {
                     // What the client still sends would make the kernel throw the answer away.
@@ -423,7 +430,7 @@ impl Service {
         let (ours, theirs) = UnixStream::pair()?;
         let (client, theirs) = (OwnedFd::from(link.into_stream()?), OwnedFd::from(theirs));
         let mut command = Command::new("/proc/self/exe");
-        command.arg(worker::ENTRY).stdin(Stdio::null()).stdout(Stdio::null());
+        command.arg(worker::ENTRY).arg(&self.key).stdin(Stdio::null()).stdout(Stdio::null());
         for var in [Var::NotifySocket, Var::ListenFds, Var::ListenPid] {
             command.env_remove(var.name());
         }

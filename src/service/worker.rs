@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
+use super::KEY;
 use super::delivery::{self, DeliveryError};
 use super::inbox::{self, Received, Unusable};
 use super::link::{Frame, Link, LinkError};
@@ -27,7 +28,9 @@ use crate::backend::channel::{CancelSignal, cancelled};
 use crate::backend::{Engines, sys};
 use crate::env::Env;
 use crate::exit::Exit;
-use crate::report::write::{ClaimError, OutputsDir, ReportDir, WriteError};
+use crate::report::json_v1::ReportV1;
+use crate::report::sign::{self, KeyError, REPORT_DSSE, SignError, SigningKey};
+use crate::report::write::{ClaimError, OutputsDir, REPORT_JSON, ReportDir, WriteError};
 use crate::report::{Report, ReportOrigin, Staging};
 use crate::run::scratch::{Scratch, ScratchError};
 use crate::run::{self, Announce, Job, RunError};
@@ -69,6 +72,9 @@ pub enum WorkerError {
     /// A report that can't be written.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// A signature that can't be made.
+    #[error(transparent)]
+    Sign(#[from] SignError),
     /// A directory or file of ours.
     #[error("failed to prepare the run's directories")]
     Io(#[from] io::Error),
@@ -93,6 +99,7 @@ pub fn main() -> ExitCode {
 }
 
 fn start() -> Result<(), WorkerError> {
+    let key = std::env::args_os().nth(2).map_or_else(|| KEY.into(), PathBuf::from);
     let take = |number| {
         let fd = sys::take_descriptor(number)?;
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
@@ -101,13 +108,13 @@ fn start() -> Result<(), WorkerError> {
     let (client, service) = take(CLIENT).and_then(|c| Ok((c, take(SERVICE)?))).map_err(WorkerError::Start)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(WorkerError::Start)?;
-    let done = runtime.block_on(attend(client, service));
+    let done = runtime.block_on(attend(client, service, key));
     // A read that hangs in a file system must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     done
 }
 
-async fn attend(client: UnixStream, service: UnixStream) -> Result<(), WorkerError> {
+async fn attend(client: UnixStream, service: UnixStream, key: PathBuf) -> Result<(), WorkerError> {
     let link = |stream: &UnixStream| stream.try_clone().and_then(Link::new);
     let (writer, reader) = link(&client).and_then(|w| Ok((w, link(&client)?))).map_err(WorkerError::Start)?;
     let mut service = Link::new(service).map_err(WorkerError::Start)?;
@@ -126,11 +133,11 @@ async fn attend(client: UnixStream, service: UnixStream) -> Result<(), WorkerErr
     let tell = Arc::new(tell);
     let (released, release) = tokio::sync::oneshot::channel();
     let listening = tokio::spawn(listen(reader, service, Arc::clone(&tell), release));
-    let order = Order { request, fds, uid: peer.uid };
+    let order = Order { request, fds, uid: peer.uid, key };
     let mut writer = Some(writer);
     let done = order.run(&mut writer, &tell, cancel, released).await;
     if let (Err(WorkerError::Declined(declined)), Some(mut link)) = (&done, writer.take()) {
-        tracing::warn!(uid = peer.uid, reason = %declined.reason, "refused: {}", declined.message);
+        tracing::warn!(uid = peer.uid, reason = %declined.reason, "refused: {}", declined.for_journal());
         // A client that is gone needs no answer.
         let _ = delivery::send(&mut link, &ToClient::Declined(declined.clone())).await;
     }
@@ -192,6 +199,7 @@ struct Order {
     request: Request,
     fds: Vec<OwnedFd>,
     uid: u32,
+    key: PathBuf,
 }
 
 /// The directories that a run builds.
@@ -211,6 +219,8 @@ impl Order {
         let env = Env::process();
         let state = run::state_dir(&env);
         let policy = Policy::load();
+        // Before anything runs: a key that can't be used is no reason for an unsigned report.
+        let key = key_of(&self.key)?;
         let steps = server::checked(&self.request, self.fds.len(), &policy).map_err(WorkerError::Declined)?;
         let private = Scratch::create(&state)?;
         let received = self.receive(&steps, private.path(), cancel.clone()).await?;
@@ -250,7 +260,10 @@ impl Order {
         let report = run::run(job, events, cancel).await;
         let _ = forwarding.await;
         let mut report = report?;
-        report.origin = ReportOrigin::Service;
+        // A report says that it is a service's only where it is signed.
+        if key.is_some() {
+            report.origin = ReportOrigin::Service;
+        }
         report.request_sha256 = request_sha256;
         rename(&mut report, &steps, &received.names);
         let exit = report.exit_code;
@@ -259,12 +272,18 @@ impl Order {
         let (path, outputs) = (directories.report.path().to_owned(), directories.outputs.path().to_owned());
         let record = directories.report.commit(&report)?;
         let any = directories.outputs.commit()?;
+        if let Some(key) = &key {
+            let bytes = std::fs::read(path.join(REPORT_JSON))?;
+            std::fs::write(path.join(REPORT_DSSE), sign::envelope(key, &bytes, &claims(&record))?)?;
+        }
+        drop(key);
         tracing::info!(
             uid = self.uid,
             verdict = %report.verdict,
             exit = exit.code(),
             steps = report.steps.len(),
             record_sha256 = %record.digests.record_sha256,
+            signed = report.origin == ReportOrigin::Service,
             "run ended"
         );
         let Ok(Some(mut link)) = pumping.await else { return Ok(()) };
@@ -309,6 +328,30 @@ impl Order {
             Err(panic) => Err(WorkerError::Io(io::Error::other(panic.to_string()))),
         }
     }
+}
+
+/// The key that signs reports; none where there is no such file, and nowhere else.
+fn key_of(path: &Path) -> Result<Option<SigningKey>, WorkerError> {
+    match SigningKey::load(path) {
+        Ok(key) => Ok(Some(key)),
+        Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            tracing::error!("reports can't be signed: {}", crate::text::chain(&error));
+            let message = "the service's key can't be used, so its report could not be signed";
+            let help = "have the owner of this machine look at the service's journal";
+            Err(WorkerError::Declined(declined(Exit::Internal, "service", "key", message, help)))
+        }
+    }
+}
+
+/// What the service was only told.
+fn claims(record: &ReportV1) -> Vec<String> {
+    let mut claims = sign::claims(record);
+    claims.push("/host/runner".to_owned());
+    let images = record.steps.iter().enumerate().filter(|(_, step)| step.image.is_some());
+    claims.extend(images.map(|(i, _)| format!("/steps/{i}/image/reference")));
+    claims.sort();
+    claims
 }
 
 fn unusable(error: &Unusable) -> Declined {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use plimsoll::report::sign::SigningKey;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -48,7 +49,11 @@ impl Service {
                 command.env_remove(&name);
             }
         }
+        let key = SigningKey::generate().unwrap();
+        key.save(&dir.path().join("service.key")).unwrap();
+        fs::write(dir.path().join("service.pub"), key.public().pem()).unwrap();
         command.arg("serve").arg("--socket").arg(dir.path().join("plimsoll.sock"));
+        command.arg("--key").arg(dir.path().join("service.key"));
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         more(&mut command);
         let child = command.spawn().unwrap();
