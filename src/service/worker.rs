@@ -279,6 +279,7 @@ impl Order {
         drop(key);
         tracing::info!(
             uid = self.uid,
+            run = %private.path().file_name().unwrap_or_default().display(),
             verdict = %report.verdict,
             exit = exit.code(),
             steps = report.steps.len(),

@@ -10,6 +10,7 @@ mod common;
 
 mod bypass;
 mod ends;
+mod forges;
 mod hostile;
 mod queue;
 mod runs;

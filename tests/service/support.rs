@@ -23,7 +23,20 @@ pub const USERS: [(u32, u32); 2] = [(54_321, 54_321), (54_322, 54_322)];
 /// Whether this is root, who alone can be somebody else.
 pub fn two_users() -> bool {
     let root = rustix::process::geteuid().is_root();
-    available("service", if root { Ok(()) } else { Err("it takes root to be two users".to_owned()) })
+    available("service", if root { Ok(()) } else { Err("it takes root to be two users".to_owned()) }) && reachable()
+}
+
+/// Whether a plain user can start the program where it was built.
+fn reachable() -> bool {
+    let (uid, gid) = USERS[0];
+    let command = ["--clear-groups", "--"];
+    let ran = program("setpriv")
+        .args([format!("--reuid={uid}"), format!("--regid={gid}")])
+        .args(command)
+        .args([binary().as_os_str(), "--version".as_ref()])
+        .run();
+    let why = format!("a plain user can't start {}", binary().display());
+    available("service", if ran.code() == 0 { Ok(()) } else { Err(why) })
 }
 
 /// A running service.
@@ -192,6 +205,17 @@ impl Place {
                 .args([name]),
             None => program(name),
         };
+        run.dir(self.dir.path()).env("TMPDIR", self.dir.path()).env("HOME", self.dir.path())
+    }
+
+    /// The same after some preparation as root, in a mount namespace of its own: a line of shell, and its arguments.
+    pub fn program_after(&self, prepare: &str, arguments: &[&Path], name: &Path) -> Run {
+        let (uid, gid) = self.user.expect("it takes root to be somebody else");
+        let script = format!(
+            "{prepare} || exit 1; shift {}; exec setpriv --reuid={uid} --regid={gid} --clear-groups -- \"$@\"",
+            arguments.len() - 1
+        );
+        let run = program("unshare").args(["--mount", "sh", "-c", &script]).args(arguments).args([name]);
         run.dir(self.dir.path()).env("TMPDIR", self.dir.path()).env("HOME", self.dir.path())
     }
 
