@@ -17,23 +17,16 @@ fn endless(place: &Place, service: &Service, name: &str) -> crate::common::Runni
     running
 }
 
-/// Directories of runs that are under way.
-fn runs() -> Vec<String> {
-    let entries = fs::read_dir("/var/lib/plimsoll/runs").into_iter().flatten().flatten();
-    entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect()
-}
-
-/// Waits until nothing is left of a service's runs.
+/// Waits until the service's runs are over, and looks whether their directories are gone.
 #[track_caller]
-fn gone(service: &Service, before: &[String]) {
+fn gone(service: &Service) {
     service.wait_until_idle();
-    let began = Instant::now();
-    let left = || runs().into_iter().filter(|run| !before.contains(run)).collect::<Vec<_>>();
-    // Other tests have runs of their own, which end.
-    while !left().is_empty() && began.elapsed() < PATIENCE {
-        std::thread::sleep(std::time::Duration::from_millis(50));
+    let log = service.log();
+    let runs: Vec<&str> = log.split_whitespace().filter_map(|word| word.strip_prefix("run=")).collect();
+    assert!(!runs.is_empty(), "{log}");
+    for run in runs {
+        assert!(!fs::exists(format!("/var/lib/plimsoll/runs/{run}")).unwrap(), "{run} is left: {log}");
     }
-    assert_eq!(left(), [""; 0]);
 }
 
 #[test]
@@ -66,13 +59,12 @@ fn a_caller_that_is_gone_takes_its_run_along() {
         if !backend(name) {
             continue;
         }
-        let before = runs();
         let (service, place) = (Service::start(), Place::new());
         let running = endless(&place, &service, name);
         assert_eq!(service.workers().len(), 1);
         running.signal("KILL");
         running.wait();
-        gone(&service, &before);
+        gone(&service);
         service.wait_for(|log| log.contains("run ended"));
     }
 }
@@ -106,7 +98,6 @@ fn the_end_of_the_service_ends_its_runs_and_is_told() {
     if !backend("wasm") {
         return;
     }
-    let before = runs();
     let (service, place) = (Service::start(), Place::new());
     let running = endless(&place, &service, "wasm");
     service.signal("TERM");
@@ -118,7 +109,7 @@ fn the_end_of_the_service_ends_its_runs_and_is_told() {
         "{}",
         ran.all()
     );
-    gone(&service, &before);
+    gone(&service);
 }
 
 #[test]
@@ -127,7 +118,6 @@ fn a_killed_service_leaves_nothing_and_no_success() {
         if !backend(name) {
             continue;
         }
-        let before = runs();
         let (mut service, place) = (Service::start(), Place::new());
         let running = endless(&place, &service, name);
         let worker = service.workers()[0];
@@ -142,6 +132,6 @@ fn a_killed_service_leaves_nothing_and_no_success() {
             assert!(began.elapsed() < PATIENCE, "{worker} outlives its service");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        gone(&service, &before);
+        gone(&service);
     }
 }
