@@ -66,6 +66,8 @@ variables! {
     WasmPath = "PLIMSOLL_WASM_PATH",
     /// Filter of diagnostic messages, such as `plimsoll=debug`; `--verbose` wins.
     Log = "PLIMSOLL_LOG",
+    /// Whether runs go through the service of this machine: `auto`, `require`, `never`; `--service` wins.
+    Service = "PLIMSOLL_SERVICE",
     /// The job's matrix values as a JSON object; the GitHub Action sets it from its `matrix` input.
     Matrix = "PLIMSOLL_MATRIX",
 
@@ -89,6 +91,12 @@ variables! {
     SslCertFile = "SSL_CERT_FILE",
     /// Directories with such files, separated by colons.
     SslCertDir = "SSL_CERT_DIR",
+    /// Set by systemd for a service it hands sockets to: whose they are (sd_listen_fds(3)).
+    ListenPid = "LISTEN_PID",
+    /// How many sockets systemd hands over.
+    ListenFds = "LISTEN_FDS",
+    /// Where systemd is told that the service is ready (sd_notify(3)).
+    NotifySocket = "NOTIFY_SOCKET",
 
     /// Set by most CI systems: no progress line, no colour.
     Ci = "CI",

@@ -16,6 +16,7 @@
 //! * [`report`]: what is written down.
 //! * [`run`]: a whole run, from steps to a report.
 //! * [`publish`]: what a report says, told on GitHub and GitLab. Reports of other jobs are hostile.
+//! * [`service`]: a root-owned service that runs steps for others, and its client. Trusts nothing that a client sends.
 //! * [`cli`]: the command line; wiring only.
 //!
 //! [`text`], [`env`] and [`exit`] serve all of them.
@@ -35,6 +36,7 @@ pub mod report;
 pub mod run;
 
 pub mod publish;
+pub mod service;
 
 pub mod cli;
 
@@ -48,6 +50,10 @@ pub mod text;
 pub fn internal_entry() -> Option<std::process::ExitCode> {
     if std::env::args_os().nth(1).is_some_and(|word| word == backend::launcher::ENTRY) {
         return Some(backend::launcher::main().into());
+    }
+    if std::env::args_os().nth(1).is_some_and(|word| word == service::worker::ENTRY) {
+        cli::logging::init(&env::Env::process(), cli::logging::Audience::Service);
+        return Some(service::worker::main());
     }
     backend::jail::internal_entry(&[
         (backend::wasm::ENTRY, backend::wasm::worker),

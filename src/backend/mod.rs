@@ -18,6 +18,7 @@ use plimsoll_guest::{Dispatch, Filesystem, LimitHit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::env::{Env, Var};
 use crate::evidence::{Admission, Observation};
 
 use self::channel::Cancel;
@@ -142,6 +143,20 @@ pub struct Engines {
     pub trusted: BTreeSet<String>,
     /// The operator's policy refuses versions with known vulnerabilities.
     pub refuse_vulnerable: bool,
+}
+
+impl Engines {
+    /// The executables that the environment names.
+    #[must_use]
+    pub fn of_environment(env: &Env) -> Self {
+        Self {
+            runsc: env.path(Var::Runsc),
+            firecracker: env.path(Var::Firecracker),
+            jailer: env.path(Var::Jailer),
+            boot_patience: env.number(Var::BootTimeout).filter(|&s| s > 0).map(Duration::from_secs),
+            ..Self::default()
+        }
+    }
 }
 
 /// When an observation is made.

@@ -111,6 +111,53 @@ pub fn landlock_version() -> Option<u32> {
     u32::try_from(version).ok().filter(|&version| version > 0)
 }
 
+/// User and group of the process on the other end of a Unix socket, as they were when it connected or began to listen
+/// (`SO_PEERCRED`, unix(7)). rustix has this too, but with a pid that can't be zero, and zero is what a process in
+/// another pid namespace has.
+///
+/// # Errors
+/// As getsockopt(2).
+pub fn peer_ids(socket: impl AsFd) -> io::Result<(u32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
+    // SAFETY: the kernel writes at most `length` bytes, which is what the structure has; any content is valid.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    check(result)?;
+    Ok((peer.uid, peer.gid))
+}
+
+/// The supplementary groups that the process on the other end of a Unix socket had when it connected (`SO_PEERGROUPS`,
+/// unix(7), new in Linux 4.13).
+///
+/// # Errors
+/// As getsockopt(2).
+pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    // As many as a process can have (NGROUPS_MAX, since Linux 2.6.4).
+    let mut groups = vec![0u32; 65_536];
+    let mut length = libc::socklen_t::try_from(size_of_val(groups.as_slice())).unwrap_or(libc::socklen_t::MAX);
+    // SAFETY: the kernel writes at most `length` bytes into the vector, which has that many, and says how many it wrote.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    check(result)?;
+    groups.truncate(length as usize / size_of::<u32>());
+    Ok(groups)
+}
+
 /// Ends the process at once: no destructors, no exit handlers.
 pub fn exit_now(code: c_int) -> ! {
     // SAFETY: _exit(2) has no preconditions.

@@ -5,13 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, ValueHint};
 
 use super::failure::Failure;
 use crate::backend::Engines;
-use crate::env::{Env, Var};
+use crate::env::Env;
 use crate::spec::{self, Overrides, Shard, Step, Surroundings};
 
 /// Which steps.
@@ -223,13 +222,7 @@ impl StepArgs {
 /// Engine executables: a flag, else the environment.
 #[must_use]
 pub fn engines(runsc: Option<PathBuf>, platform: Option<String>, firecracker: Option<PathBuf>, env: &Env) -> Engines {
-    let seconds = env.number(Var::BootTimeout);
-    Engines {
-        runsc: runsc.or_else(|| env.path(Var::Runsc)),
-        platform,
-        firecracker: firecracker.or_else(|| env.path(Var::Firecracker)),
-        jailer: env.path(Var::Jailer),
-        boot_patience: seconds.filter(|&s| s > 0).map(Duration::from_secs),
-        ..Engines::default()
-    }
+    let named = Engines::of_environment(env);
+    let (runsc, firecracker) = (runsc.or(named.runsc.clone()), firecracker.or(named.firecracker.clone()));
+    Engines { runsc, firecracker, platform, ..named }
 }

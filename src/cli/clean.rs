@@ -14,7 +14,7 @@ pub struct CleanArgs {}
 
 /// Removes what killed runs left. Runs that live are left alone.
 pub fn clean(_args: &CleanArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failure> {
-    let state = session::state_dir(env);
+    let state = crate::run::state_dir(env);
     let swept = crate::run::clean(&state).map_err(|e| session::no_report(&e.into()))?;
     let mut out = Log::data();
     if !common.quiet {

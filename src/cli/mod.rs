@@ -23,6 +23,8 @@ pub mod output;
 pub mod publish;
 pub mod run;
 pub mod schema;
+pub mod serve;
+pub mod served;
 pub mod session;
 pub mod setup;
 pub mod shell;
@@ -125,6 +127,8 @@ pub enum Command {
     Verify(verify::VerifyArgs),
     /// Say what this host can prove, why not, and the fix
     Doctor(doctor::DoctorArgs),
+    /// Run steps for other users of this machine, under its policy; for systemd
+    Serve(serve::ServeArgs),
     /// Remove what a killed run left behind; for a runner's hooks
     Clean(clean::CleanArgs),
     /// Set up what a host needs: the service
@@ -147,7 +151,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Ok(cli) => cli,
         Err(error) => return not_understood(&env, &error, &arguments),
     };
-    logging::init(&env, cli.common.verbose, cli.common.log_format == LogFormat::Json);
+    logging::init(&env, audience(&cli));
     let done = match &cli.command {
         Command::Run(args) => run::run(args, &cli.common, &env),
         Command::Check(args) => check::check(args, &cli.common, &env),
@@ -155,6 +159,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Publish(args) => publish::publish(args, &cli.common, &env),
         Command::Verify(args) => verify::verify(args, &cli.common, &env),
         Command::Doctor(args) => doctor::doctor(args, &cli.common, &env),
+        Command::Serve(args) => serve::serve(args, &env),
         Command::Clean(args) => clean::clean(args, &cli.common, &env),
         Command::Setup(args) => setup::setup(args, &cli.common, &env),
         Command::Schema(args) => schema::schema(args),
@@ -164,6 +169,16 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         failure.print(&env);
         failure.exit
     })
+}
+
+/// Who reads the diagnostic messages.
+fn audience(cli: &Cli) -> logging::Audience {
+    match cli.command {
+        Command::Serve(_) if !cli.common.verbose && cli.common.log_format == LogFormat::Text => {
+            logging::Audience::Service
+        }
+        _ => logging::Audience::Person { verbose: cli.common.verbose, json: cli.common.log_format == LogFormat::Json },
+    }
 }
 
 /// The parser, with the exit codes in its help.

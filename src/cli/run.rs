@@ -5,6 +5,7 @@ use clap::Args;
 use super::CommonArgs;
 use super::args::{self, SelectArgs, StepArgs};
 use super::failure::Failure;
+use super::served::ServiceArgs;
 use super::session::{self, Request, ResultArgs};
 use crate::env::Env;
 use crate::exit::Exit;
@@ -27,6 +28,10 @@ pub struct RunArgs {
     /// Where results go.
     #[command(flatten)]
     pub results: ResultArgs,
+
+    /// Who runs it.
+    #[command(flatten)]
+    pub service: ServiceArgs,
 }
 
 /// Runs the steps.
@@ -36,6 +41,7 @@ pub fn run(args: &RunArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failu
         jobs: usize::from(args.jobs),
         engines: args.step.engines(env),
         results: &args.results,
+        service: &args.service,
         common,
         env,
     })

@@ -17,17 +17,20 @@ use super::output::github::{self, Outputs};
 use super::output::live::{Live, Mode, Shape};
 use super::output::{self, Log, Style, result};
 use super::publish::{PublishingArgs, Telling};
+use super::served::{self, ServiceArgs, Way, Whose};
 use super::{CommonArgs, LogFormat, signals, unread};
 use crate::backend::Engines;
-use crate::backend::channel::Cancel;
+use crate::backend::channel::{Cancel, CancelSignal};
 use crate::env::{Env, Var};
 use crate::exit::Exit;
 use crate::forge;
-use crate::report::write::{ClaimError, OutputsDir, ReportDir};
-use crate::report::{Ci, Report, Staging, StepReport, Verdict};
+use crate::report::write::{ClaimError, OutputsDir, ReportDir, SUMMARY_MD};
+use crate::report::{self, Ci, PolicyRecord, Report, Staging, StepReport, Verdict};
 use crate::run::{self, Event, Job, RunError};
+use crate::service::client::{self, Answer, Ask};
+use crate::service::link::Link;
 use crate::spec::{Policy, Step, Surroundings};
-use crate::text::LogTarget;
+use crate::text::{LogTarget, Untrusted};
 
 /// Where the report goes by default.
 pub const REPORT_DIR: &str = "plimsoll-report";
@@ -67,6 +70,8 @@ pub struct Request<'a> {
     pub engines: Engines,
     /// Where results go.
     pub results: &'a ResultArgs,
+    /// Who runs it.
+    pub service: &'a ServiceArgs,
     /// How messages are shown.
     pub common: &'a CommonArgs,
     /// The environment.
@@ -150,27 +155,53 @@ async fn ran(
         _ if request.jobs > 1 => Shape::Parallel,
         _ => Shape::Serial,
     };
-    let job = Job {
-        steps,
-        policy: Policy::load(),
-        jobs: request.jobs,
-        engines: request.engines.clone(),
-        state: state_dir(env),
-        logs,
-        outputs: outputs_dir.staging().to_owned(),
-        staging: vec![built(report_dir.being_built())?, built(outputs_dir.being_built())?],
-        exclude: [report_dir.path(), report_dir.staging(), outputs_dir.path(), outputs_dir.staging()]
-            .map(Path::to_owned)
-            .to_vec(),
-        ci: context.as_ref().map(ci),
-        runner: context.as_ref().and_then(|c| c.runner.clone()),
+    let whose = Whose { steps, ci: context.as_ref().map(ci), runner: context.as_ref().and_then(|c| c.runner.clone()) };
+    // Without a step there is nothing to ask for.
+    let way = if whose.steps.is_empty() { Way::Local } else { served::way(request.service, env).await? };
+    let exclude = [report_dir.path(), report_dir.staging(), outputs_dir.path(), outputs_dir.staging()];
+    let exclude = exclude.map(Path::to_owned).to_vec();
+    let (mut report, written) = match way {
+        Way::Local => {
+            let job = Job {
+                steps: whose.steps,
+                policy: Policy::load(),
+                jobs: request.jobs,
+                engines: request.engines.clone(),
+                state: run::state_dir(env),
+                logs,
+                outputs: outputs_dir.staging().to_owned(),
+                staging: vec![built(report_dir.being_built())?, built(outputs_dir.being_built())?],
+                exclude,
+                ci: whose.ci,
+                runner: whose.runner,
+                announce: None,
+            };
+            (shown(job, request, shape, cancel).await?, false)
+        }
+        Way::Service(link) => {
+            let ask = Ask {
+                steps: whose.steps.clone(),
+                jobs: request.jobs,
+                platform: request.engines.platform.clone(),
+                ci: whose.ci.clone(),
+                runner: whose.runner.clone(),
+                exclude,
+                temp: env.temp_dir(),
+                report: report_dir.staging().to_owned(),
+                outputs: outputs_dir.staging().to_owned(),
+            };
+            asked(link, ask, whose, request, shape, cancel).await?
+        }
+        Way::None(refusal) => (whose.refused(Exit::Unavailable, &refusal).map_err(|e| no_report(&e))?, false),
     };
-
-    let mut report = shown(job, request, shape, cancel).await?;
     if let Some(failure) = &unread {
         unread::tell(&mut report, failure);
     }
-    report_dir.commit(&report).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    if written {
+        report_dir.install().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    } else {
+        report_dir.commit(&report).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    }
     outputs_dir.commit().map_err(|e| {
         Failure::new(Exit::Internal, format!("failed to put {} in place: {e}", results.outputs_dir.display()))
     })?;
@@ -195,6 +226,76 @@ fn apart(report: &Path, outputs: &Path) -> Result<(), Failure> {
 
 /// Runs the job and shows it meanwhile.
 async fn shown(job: Job, request: &Request<'_>, shape: Shape, cancel: Cancel) -> Result<Report, Failure> {
+    let (steps, policy) = (job.steps.clone(), run::policy_record(&job.policy));
+    let (ci, runner) = (job.ci.clone(), job.runner.clone());
+    let running = |events| run::run(job, events, cancel.clone());
+    match watched(request, shape, cancel.clone(), running).await {
+        Ok(report) => report.map_err(|e| no_report(&e)),
+        Err(signal) => run::given_up(&steps, signal, policy, ci, runner).map_err(|e| no_report(&e)),
+    }
+}
+
+/// Asks the service and shows what it says meanwhile. Says as well whether the report's files are written already.
+async fn asked(
+    link: Link,
+    ask: Ask,
+    whose: Whose,
+    request: &Request<'_>,
+    shape: Shape,
+    cancel: Cancel,
+) -> Result<(Report, bool), Failure> {
+    tell_service(request);
+    let staging = [ask.report.clone(), ask.outputs.clone()];
+    let asking = |events| client::ask(link, ask, events, cancel.clone());
+    let report = match watched(request, shape, cancel.clone(), asking).await {
+        Ok(Answer::Report(record)) => return Ok((report::model(&record), true)),
+        Ok(answer) => whose.unanswered(&answer),
+        Err(signal) => {
+            let policy = PolicyRecord { sha256: None, effect: "none".to_owned() };
+            run::given_up(&whose.steps, signal, policy, whose.ci, whose.runner)
+        }
+    };
+    // Half a result is none: what came of it must not stand beside a report that knows nothing of it.
+    for staging in staging {
+        emptied(&staging).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
+    }
+    Ok((report.map_err(|e| no_report(&e))?, false))
+}
+
+/// Removes what was received of a result, but for the mark that makes the directory ours.
+fn emptied(staging: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(staging)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else if entry.file_name() != ".gitignore" {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// One line that says who runs it.
+fn tell_service(request: &Request<'_>) {
+    let socket = request.service.socket().display().to_string();
+    let mut log = Log::for_target(output::log_target(request.env));
+    match request.common.log_format {
+        LogFormat::Json => log.line(&serde_json::json!({"event": "service", "socket": socket}).to_string()),
+        LogFormat::Text if request.common.quiet => {}
+        LogFormat::Text => {
+            let socket = Untrusted::new(&socket).for_log_line(output::log_target(request.env), 200);
+            log.line(&format!("run by the service of this machine ({socket})"));
+        }
+    }
+}
+
+/// Does work whose events are shown meanwhile; the signal that ended it if it did not end in time.
+async fn watched<T, F: Future<Output = T>>(
+    request: &Request<'_>,
+    shape: Shape,
+    cancel: Cancel,
+    work: impl FnOnce(mpsc::UnboundedSender<Event>) -> F,
+) -> Result<T, CancelSignal> {
     let mut live = live(request, shape);
     let (events, mut incoming) = mpsc::unbounded_channel::<Event>();
     // A thread of its own: a log that nobody reads must not hold up the run.
@@ -204,19 +305,16 @@ async fn shown(job: Job, request: &Request<'_>, shape: Shape, cancel: Cancel) ->
         }
         live.finish();
     });
-    let (steps, policy) = (job.steps.clone(), run::policy_record(&job.policy));
-    let (ci, runner) = (job.ci.clone(), job.runner.clone());
-    let report = tokio::select! {
-        report = run::run(job, events, cancel.clone()) => report,
+    let done = tokio::select! {
+        done = work(events) => done,
         signal = signals::overdue(cancel) => {
             let failure = Failure::new(signals::exit(signal), "cancelled, and cleaning up took too long");
             failure.with_help("`plimsoll clean` removes what is left").print(request.env);
-            let report = run::given_up(&steps, signal, policy, ci, runner);
-            return report.map_err(|e| no_report(&e));
+            return Err(signal);
         }
     };
     let _ = shower.join();
-    report.map_err(|e| no_report(&e))
+    Ok(done)
 }
 
 /// The failure of a run that has no report.
@@ -299,18 +397,5 @@ fn ci(context: &forge::Context) -> Ci {
         attempt: context.attempt,
         matrix: context.matrix.clone(),
         run_url: context.run_url.clone(),
-    }
-}
-
-/// Where runs keep their private directories. Root's is where nobody else could have put something; a plain user's is
-/// checked when it is entered, and so is that of a root that isn't one out here (a user namespace, a read-only system).
-/// On a disk, since artifacts are unpacked there.
-#[must_use]
-pub fn state_dir(env: &Env) -> PathBuf {
-    let uid = rustix::process::geteuid();
-    if uid.is_root() && rustix::fs::access("/var/lib", rustix::fs::Access::WRITE_OK).is_ok() {
-        PathBuf::from("/var/lib/plimsoll/runs")
-    } else {
-        env.temp_dir().join(format!("plimsoll-{}", uid.as_raw()))
     }
 }

@@ -8,6 +8,7 @@ use clap::{Args, ValueHint};
 use super::CommonArgs;
 use super::args::StepArgs;
 use super::failure::Failure;
+use super::served::ServiceArgs;
 use super::session::{self, Request, ResultArgs};
 use crate::env::Env;
 use crate::exit::Exit;
@@ -28,6 +29,10 @@ pub struct ShellArgs {
     /// Where results go.
     #[command(flatten)]
     pub results: ResultArgs,
+
+    /// Who runs it.
+    #[command(flatten)]
+    pub service: ServiceArgs,
 }
 
 /// Runs the script.
@@ -41,6 +46,7 @@ pub fn shell(args: &ShellArgs, common: &CommonArgs, env: &Env) -> Result<Exit, F
         jobs: 1,
         engines: args.step.engines(env),
         results: &args.results,
+        service: &args.service,
         common,
         env,
     })

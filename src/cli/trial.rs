@@ -92,13 +92,14 @@ impl<'a> Trials<'a> {
             policy,
             jobs: 1,
             engines: self.engines.clone(),
-            state: session::state_dir(self.env),
+            state: crate::run::state_dir(self.env),
             logs: self.dir.path().join("logs"),
             outputs: self.dir.path().join("outputs"),
             staging: Vec::new(),
             exclude: Vec::new(),
             ci: None,
             runner: None,
+            announce: None,
         };
         let report = run::run(job, events, cancel).await.map_err(|e| session::no_report(&e))?;
         // Steps of the next trial may have the same names.

@@ -35,6 +35,7 @@ pub mod write;
 
 pub(crate) use dir::open_beneath;
 pub use logs::Logs;
+pub use read_back::model;
 pub use staging::Staging;
 pub use write::{OutputsDir, ReportDir};
 

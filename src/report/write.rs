@@ -64,7 +64,7 @@ static OUTPUTS: Kind = Kind {
 };
 
 /// Whether a name is that of a step's directory: `01-unit-tests`.
-pub(super) fn is_step_directory(name: &OsStr) -> bool {
+pub fn is_step_directory(name: &OsStr) -> bool {
     let bytes = name.as_bytes();
     let digits = bytes.iter().take_while(|b| b.is_ascii_digit()).count();
     (2..=10).contains(&digits) && bytes.get(digits) == Some(&b'-') && !bytes[digits + 1..].contains(&b'/')
@@ -175,6 +175,15 @@ impl ReportDir {
         let path = self.path().to_path_buf();
         self.0.swap().map_err(|source| WriteError::Swap { path, source })?;
         Ok(record)
+    }
+
+    /// Swaps in a report that somebody else made and that was written to [`ReportDir::staging`] whole.
+    ///
+    /// # Errors
+    /// If the directory can't be put in place; then no report is left under the name.
+    pub fn install(self) -> Result<(), WriteError> {
+        let path = self.path().to_path_buf();
+        self.0.swap().map_err(|source| WriteError::Swap { path, source })
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), WriteError> {

@@ -1,6 +1,6 @@
 //! One run: steps from the spec through artifact, image and gate into the report.
 //!
-//! This is the library that local mode and, later, the service call; it knows nothing of terminals or forges. Main
+//! This is the library that local mode and the service call; it knows nothing of terminals or forges. Main
 //! function: [`run`].
 
 use std::fs::File;
@@ -17,6 +17,7 @@ use self::scratch::{Scratch, ScratchError, Swept};
 use crate::artifact::FileId;
 use crate::backend::Engines;
 use crate::backend::channel::{Cancel, CancelSignal};
+use crate::env::Env;
 use crate::exit::Exit;
 use crate::gate::Dispatched;
 use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, Staging, StepReport, Verdict};
@@ -94,6 +95,26 @@ pub struct Job {
     pub ci: Option<Ci>,
     /// The machine's name, as CI gives it.
     pub runner: Option<String>,
+    /// Told before a step's code is started, if somebody has to know by then.
+    pub announce: Option<Announce>,
+}
+
+/// Tells somebody that a step's code is about to be started; the step's index comes along. The code is started once the
+/// call comes back.
+#[derive(Clone)]
+pub struct Announce(Arc<dyn Fn(u32) + Send + Sync>);
+
+impl Announce {
+    /// What to call. It may block.
+    pub fn new(tell: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+}
+
+impl std::fmt::Debug for Announce {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Announce")
+    }
 }
 
 /// What the steps of one run share.
@@ -105,6 +126,15 @@ struct Context {
     exclude: Vec<FileId>,
     engines: Engines,
     events: mpsc::UnboundedSender<Event>,
+    announce: Option<Announce>,
+}
+
+impl Context {
+    fn announce(&self, index: u32) {
+        if let Some(Announce(tell)) = &self.announce {
+            tell(index);
+        }
+    }
 }
 
 /// Runs the steps and says what happened. Fails only where there is nothing to report from.
@@ -115,7 +145,7 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
     let started_at = Timestamp::now();
     // Every report names the executable's digest, and every worker's is compared with it. Known by the time it is needed.
     let _ = std::thread::spawn(crate::backend::jail::own_sha256);
-    let request_sha256 = request::digest(&job.steps, job.policy.as_ref().ok());
+    let request_sha256 = request_sha256(&job.steps, job.policy.as_ref().ok());
     let policy = policy_record(&job.policy);
     for leftover in clean(&job.state)?.failed {
         tracing::warn!("a killed run left something that could not be removed: {leftover}");
@@ -139,6 +169,7 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
             .collect(),
         engines,
         events,
+        announce: job.announce,
     });
     let policed: Vec<_> = job.steps.iter().map(|step| police(&job.policy, step)).collect();
     let steps = run_all(&context, policed, job.jobs, cancel).await;
@@ -158,6 +189,12 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
     })
 }
 
+/// The digest of what is asked for: the report's `request_sha256`.
+#[must_use]
+pub fn request_sha256(steps: &[Step], policy: Option<&Policy>) -> String {
+    request::digest(steps, policy)
+}
+
 /// The report of a run that was cancelled and did not end in time: whether a step's code had been started is not known.
 ///
 /// # Errors
@@ -169,21 +206,38 @@ pub fn given_up(
     ci: Option<Ci>,
     runner: Option<String>,
 ) -> Result<Report, RunError> {
+    let report = without_result(steps, policy, ci, runner, |report| {
+        record::cancel(report, signal);
+        report.dispatched = Dispatched::Unknown;
+        report.notices.push("the run was given up before its boundaries had ended".to_owned());
+    })?;
+    Ok(Report { verdict: Verdict::Cancelled, ..report })
+}
+
+/// The report of a run that somebody else was asked for and of which there is no result; `tell` says why of each step.
+///
+/// # Errors
+/// If the executable cannot be read.
+pub fn without_result(
+    steps: &[Step],
+    policy: PolicyRecord,
+    ci: Option<Ci>,
+    runner: Option<String>,
+    tell: impl Fn(&mut StepReport),
+) -> Result<Report, RunError> {
     let now = Timestamp::now();
     let request_sha256 = request::digest(steps, None);
     let steps: Vec<StepReport> = steps
         .iter()
         .map(|step| {
             let mut report = record::blank(step);
-            record::cancel(&mut report, signal);
-            report.dispatched = Dispatched::Unknown;
-            report.notices.push("the run was given up before its boundaries had ended".to_owned());
+            tell(&mut report);
             report
         })
         .collect();
     let exit_code = Exit::of_many(steps.iter().map(|s| s.exit));
     Ok(Report {
-        verdict: Verdict::Cancelled,
+        verdict: Verdict::of(exit_code),
         exit_code,
         origin: ReportOrigin::Local,
         tool: host::tool().map_err(RunError::Executable)?,
@@ -195,6 +249,19 @@ pub fn given_up(
         request_sha256,
         steps,
     })
+}
+
+/// Where runs keep their private directories. Root's is where nobody else could have put something; a plain user's is
+/// checked when it is entered, and so is that of a root that isn't one out here (a user namespace, a read-only system).
+/// On a disk, since artifacts are unpacked there.
+#[must_use]
+pub fn state_dir(env: &Env) -> PathBuf {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() && rustix::fs::access("/var/lib", rustix::fs::Access::WRITE_OK).is_ok() {
+        PathBuf::from("/var/lib/plimsoll/runs")
+    } else {
+        env.temp_dir().join(format!("plimsoll-{}", uid.as_raw()))
+    }
 }
 
 /// What the policy did, for the report.

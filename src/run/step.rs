@@ -218,7 +218,10 @@ impl Attempt<'_> {
             plan: &plan,
             floor: self.step.floor(),
             required: &self.step.required(),
-            on_dispatch: &|| self.progress("running"),
+            on_dispatch: &|| {
+                self.context.announce(self.report.index);
+                self.progress("running");
+            },
         };
         let (passage, written) = {
             let mut output = output;

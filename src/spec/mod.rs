@@ -24,6 +24,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod units;
+pub mod wire;
 pub mod workflow;
 
 pub use build::WORKSPACE;
@@ -33,7 +34,7 @@ pub use limits::{Limit, Limits};
 pub use load::{SpecFile, default_file, from_script, load};
 pub use merge::{Overrides, Surroundings};
 pub use place::Place;
-pub use policy::{Policy, PolicyRefusal};
+pub use policy::{Policy, PolicyRefusal, ServiceRules};
 pub use raw::{policy_schema, step_schema};
 pub use select::{Shard, select};
 pub use shell::Shell;

@@ -7,6 +7,7 @@
 //! Its limits: it binds plimsoll and not the job, which can skip or replace plimsoll; service mode binds the job.
 
 mod rules;
+mod service;
 mod trust;
 
 use std::collections::BTreeSet;
@@ -21,6 +22,7 @@ use super::place::{KeyPath, Place, Source, shown, shown_path};
 use super::step::{Backend, ImageSource, Kernel, Step};
 use crate::evidence::Tier;
 use rules::{ImageRule, Rules};
+pub use service::{Account, ServiceRules};
 use trust::Surroundings as Trust;
 
 /// Where the policy is.
@@ -206,6 +208,12 @@ impl Policy {
     #[must_use]
     pub fn refuses_vulnerable_engines(&self) -> bool {
         self.loaded.as_ref().is_some_and(|loaded| loaded.rules.refuse_vulnerable_engines)
+    }
+
+    /// Who may ask the service, and for how much.
+    #[must_use]
+    pub fn service(&self) -> ServiceRules {
+        self.loaded.as_ref().map(|loaded| loaded.rules.service.clone()).unwrap_or_default()
     }
 
     /// The step under this policy: as it was or tighter. Paths that a rule speaks of come back without symlinks, so that

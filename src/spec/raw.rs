@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::SpecError;
 use super::place::{KeyPath, Place, Source, Spot, nearest};
@@ -27,7 +27,7 @@ pub use schema::{policy_schema, step_schema};
 use yaml::{Node, Scalar};
 
 /// Text as written. A number or a boolean without quotes counts as its own text: `3.10` stays `3.10`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Text(pub String);
 
@@ -48,7 +48,7 @@ pub struct RawSpec {
 }
 
 /// One command behind one boundary. The keys outside `sandbox` are those of a step of a GitHub workflow.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[schemars(rename = "Step")]
 pub struct RawStep {
@@ -88,7 +88,7 @@ pub struct RawStep {
 }
 
 /// What is plimsoll's own among a step's keys.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[schemars(rename = "Sandbox")]
 pub struct RawSandbox {
@@ -141,7 +141,7 @@ pub struct RawSandbox {
 }
 
 /// A directory or file of the host, shown inside read-only.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[schemars(rename = "Mount")]
 pub struct RawMount {
@@ -154,7 +154,7 @@ pub struct RawMount {
 }
 
 /// What a WebAssembly module may reach beyond its memory, arguments, environment and standard streams.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[schemars(rename = "Grants")]
 pub struct RawGrants {
@@ -184,7 +184,7 @@ pub struct RawArtifact {
 }
 
 /// Where the code comes from, in full: `path` with `sha256`, `github` with `run-id`, or `gitlab` with `ref`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[schemars(rename = "ArtifactTable")]
 struct RawArtifactTable {
@@ -212,6 +212,13 @@ struct RawArtifactTable {
     #[serde(default, rename = "ref")]
     #[schemars(with = "Option<String>")]
     reference: Option<Text>,
+}
+
+impl Serialize for RawArtifact {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let RawArtifact { bare: _, path, sha256, github, run_id, gitlab, reference } = self.clone();
+        RawArtifactTable { path, sha256, github, run_id, gitlab, reference }.serialize(serializer)
+    }
 }
 
 impl<'de> Deserialize<'de> for RawArtifact {
@@ -278,6 +285,45 @@ pub struct RawPolicy {
     /// What to do with an engine version that has known vulnerabilities: `warn` names it in the report, `refuse` doesn't use it.
     #[schemars(schema_with = "schema::vulnerable_engines")]
     pub vulnerable_engines: Option<Text>,
+    /// Who may ask the service of this machine, and for how much. Only `plimsoll serve` reads it.
+    pub service: Option<RawService>,
+}
+
+/// Who may ask the service, and how much it gives.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[schemars(rename = "Service")]
+pub struct RawService {
+    /// Users who may ask, by name or number. Without `users` and `groups`: everybody who can connect to the socket.
+    #[schemars(schema_with = "schema::names")]
+    pub users: Option<Vec<Text>>,
+    /// Groups whose members may ask, by name or number.
+    #[schemars(schema_with = "schema::names")]
+    pub groups: Option<Vec<Text>>,
+    /// Memory of all runs together. Default: seven eighths of the machine's.
+    #[schemars(schema_with = "schema::memory")]
+    pub memory: Option<Text>,
+    /// CPUs of all runs together. Default: the machine's.
+    #[schemars(schema_with = "schema::cpus")]
+    pub cpus: Option<Text>,
+    /// The ceiling of each user.
+    pub per_user: Option<RawPerUser>,
+}
+
+/// What the runs of one user may take together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[schemars(rename = "PerUser")]
+pub struct RawPerUser {
+    /// Memory.
+    #[schemars(schema_with = "schema::memory")]
+    pub memory: Option<Text>,
+    /// CPUs.
+    #[schemars(schema_with = "schema::cpus")]
+    pub cpus: Option<Text>,
+    /// Runs at the same time.
+    #[schemars(with = "Option<u32>", range(min = 1))]
+    pub runs: Option<Text>,
 }
 
 /// The most of each resource.

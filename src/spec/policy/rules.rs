@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::service::ServiceRules;
 use crate::evidence::{ControlId, Tier};
 use crate::spec::check::{digest, one_of};
 use crate::spec::digest::Sha256Digest;
@@ -26,6 +27,7 @@ pub(super) struct Rules {
     pub(super) filesystem_grant: Option<FilesystemGrant>,
     pub(super) require: BTreeSet<ControlId>,
     pub(super) refuse_vulnerable_engines: bool,
+    pub(super) service: ServiceRules,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +81,7 @@ impl Rules {
             })?
             .unwrap_or_default(),
             refuse_vulnerable_engines: vulnerable.transpose()? == Some("refuse"),
+            service: ServiceRules::parse(raw.service.unwrap_or_default(), &at("service"))?,
         })
     }
 }

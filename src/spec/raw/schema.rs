@@ -105,6 +105,11 @@ pub(super) fn env(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// Names or numbers of users or groups.
+pub(super) fn names(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "items": { "type": ["string", "integer"] } })
+}
+
 pub(super) fn run_id(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["integer", "string"] })
 }
