@@ -24,7 +24,7 @@ use crate::backend::channel::{Cancel, CancelSignal};
 use crate::env::{Env, Var};
 use crate::exit::Exit;
 use crate::forge;
-use crate::report::write::{ClaimError, OutputsDir, ReportDir, SUMMARY_MD};
+use crate::report::write::{ClaimError, OutputsDir, ReportDir};
 use crate::report::{self, Ci, PolicyRecord, Report, Staging, StepReport, Verdict};
 use crate::run::{self, Event, Job, RunError};
 use crate::service::client::{self, Answer, Ask};
