@@ -257,7 +257,9 @@ pub fn without_result(
 #[must_use]
 pub fn state_dir(env: &Env) -> PathBuf {
     let uid = rustix::process::geteuid();
-    if uid.is_root() && rustix::fs::access("/var/lib", rustix::fs::Access::WRITE_OK).is_ok() {
+    let writable = |path: &str| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    // Under the service's unit nothing of the system can be written but this one directory.
+    if uid.is_root() && (writable("/var/lib/plimsoll") || writable("/var/lib")) {
         PathBuf::from("/var/lib/plimsoll/runs")
     } else {
         env.temp_dir().join(format!("plimsoll-{}", uid.as_raw()))

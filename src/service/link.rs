@@ -182,6 +182,11 @@ impl Link {
         let _ = send(self.stream.as_fd(), frame, &[]);
     }
 
+    /// Says that nothing more comes from this end.
+    pub fn end_writing(&self) {
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write);
+    }
+
     /// Ends both directions, also for copies of the socket that something else may hold.
     pub fn shut_down(&self) {
         let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both);

@@ -272,6 +272,7 @@ impl Service {
                 tracing::warn!(uid = peer.uid, reason = %refusal.reason, "refused: {}", refusal.for_journal());
                 let frame = ToClient::Declined(*refusal).encode();
                 if let Ok(Ok(())) = tokio::time::timeout(TAKE, link.send(&frame, &[])).await {
+                    link.end_writing();
                     // What the client still sends would make the kernel throw the answer away.
                     let _ = tokio::time::timeout(TAKE, drain(&mut link)).await;
                 }
