@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(book.admit(&ten), [small]);
         let large = book.enter(2, memory(10));
         let after = book.enter(3, memory(1));
-        assert_eq!(book.admit(&ten), [], "the large one is next");
+        assert_eq!(book.admit(&ten), [0u64; 0], "the large one is next");
         book.leave(small);
         assert_eq!(book.admit(&ten), [large]);
         book.leave(large);
@@ -345,10 +345,10 @@ mod tests {
         let other = book.enter(2, memory(4));
         assert_eq!(book.admit(&ceiling), [first, other]);
         book.leave(greedy);
-        assert_eq!(book.queue(), [], "withdrawn");
+        assert_eq!(book.queue(), [0u64; 0], "withdrawn");
         let one_run = Capacity { user_runs: 1, ..ceiling };
         let waits = book.enter(2, memory(0));
-        assert_eq!(book.admit(&one_run), []);
+        assert_eq!(book.admit(&one_run), [0u64; 0]);
         book.leave(other);
         assert_eq!(book.admit(&one_run), [waits]);
     }
