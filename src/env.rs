@@ -53,6 +53,8 @@ variables! {
     XdgCacheHome = "XDG_CACHE_HOME",
     /// Where a user's WebAssembly runtimes are, below `plimsoll/wasm/`; `~/.local/share` by default.
     XdgDataHome = "XDG_DATA_HOME",
+    /// Where `config.json` with logins to registries is; `~/.docker` by default.
+    DockerConfig = "DOCKER_CONFIG",
 
     /// The `runsc` to use; `--runsc` wins.
     Runsc = "PLIMSOLL_RUNSC",

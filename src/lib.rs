@@ -17,6 +17,7 @@
 //! * [`run`]: a whole run, from steps to a report.
 //! * [`publish`]: what a report says, told on GitHub and GitLab. Reports of other jobs are hostile.
 //! * [`service`]: a root-owned service that runs steps for others, and its client. Trusts nothing that a client sends.
+//! * [`setup`]: engines brought to this host. Executes nothing of them.
 //! * [`cli`]: the command line; wiring only.
 //!
 //! [`text`], [`env`] and [`exit`] serve all of them.
@@ -35,6 +36,8 @@ pub mod gate;
 pub mod report;
 pub mod run;
 
+pub mod setup;
+
 pub mod publish;
 pub mod service;
 
@@ -50,6 +53,9 @@ pub mod text;
 pub fn internal_entry() -> Option<std::process::ExitCode> {
     if std::env::args_os().nth(1).is_some_and(|word| word == backend::launcher::ENTRY) {
         return Some(backend::launcher::main().into());
+    }
+    if std::env::args_os().nth(1).is_some_and(|word| word == image::oci::registry::helper::ENTRY) {
+        return Some(image::oci::registry::helper::main());
     }
     if std::env::args_os().nth(1).is_some_and(|word| word == service::worker::ENTRY) {
         cli::logging::init(&env::Env::process(), cli::logging::Audience::Service);

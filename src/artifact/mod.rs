@@ -6,6 +6,7 @@
 //!
 //! Whoever made it is not trusted with anything. In the order of the flow:
 //!
+//! 0. [`fetch`] downloads one that a forge keeps.
 //! 1. [`acquire`] opens the path once and decides by what is open.
 //! 2. [`helper`] starts a process that jails itself and unpacks there ([`unpack`](mod@unpack)); [`directory`] copies
 //!    directories, which nothing parses.
@@ -24,6 +25,7 @@ pub mod budget;
 pub mod destination;
 pub mod digest;
 pub mod directory;
+pub mod fetch;
 pub mod format;
 pub mod helper;
 pub mod inspect;

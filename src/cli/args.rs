@@ -90,13 +90,17 @@ pub struct StepArgs {
     #[arg(long, value_name = "CONTROL", value_delimiter = ',', help_heading = "Boundary")]
     pub require: Vec<String>,
 
-    /// Root file system: host, dir:PATH, tar:PATH, oci-layout:PATH[:TAG], docker-archive:PATH
+    /// Root file system: host, dir:PATH, tar:PATH, oci-layout:PATH[:TAG], docker-archive:PATH, or a registry's image
     #[arg(long, value_name = "IMAGE", help_heading = "Boundary")]
     pub image: Option<String>,
 
     /// Digest that the image must have
     #[arg(long, value_name = "DIGEST", help_heading = "Boundary")]
     pub image_digest: Option<String>,
+
+    /// A registry that may be asked without TLS; one on this host may be in any case. Repeatable
+    #[arg(long, value_name = "HOST[:PORT]", help_heading = "Boundary")]
+    pub insecure_registry: Vec<String>,
 
     /// Show a path of the host read-only inside; repeatable
     #[arg(long, value_name = "PATH:AT", help_heading = "Boundary")]

@@ -18,6 +18,7 @@ pub mod clean;
 pub mod completions;
 pub mod doctor;
 pub mod failure;
+pub mod image;
 pub mod logging;
 pub mod output;
 pub mod publish;
@@ -129,9 +130,11 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Run steps for other users of this machine, under its policy; for systemd
     Serve(serve::ServeArgs),
+    /// Pull, import, list and remove images
+    Image(image::ImageArgs),
     /// Remove what a killed run left behind; for a runner's hooks
     Clean(clean::CleanArgs),
-    /// Set up what a host needs: the service
+    /// Set up what a host needs: the service, engines, a guest kernel, user namespaces, Python
     Setup(setup::SetupArgs),
     /// Print the JSON Schema of step files, reports, policies or what a service signs
     Schema(schema::SchemaArgs),
@@ -160,6 +163,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Verify(args) => verify::verify(args, &cli.common, &env),
         Command::Doctor(args) => doctor::doctor(args, &cli.common, &env),
         Command::Serve(args) => serve::serve(args, &env),
+        Command::Image(args) => image::image(args, &cli.common, &env),
         Command::Clean(args) => clean::clean(args, &cli.common, &env),
         Command::Setup(args) => setup::setup(args, &cli.common, &env),
         Command::Schema(args) => schema::schema(args),

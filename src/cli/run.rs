@@ -40,6 +40,7 @@ pub fn run(args: &RunArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failu
         steps: &|around| args::steps(&args.select, &args.step, around),
         jobs: usize::from(args.jobs),
         engines: args.step.engines(env),
+        insecure_registries: &args.step.insecure_registry,
         results: &args.results,
         service: &args.service,
         common,

@@ -68,6 +68,8 @@ pub struct Request<'a> {
     pub jobs: usize,
     /// Engine executables.
     pub engines: Engines,
+    /// Registries that may be asked without TLS.
+    pub insecure_registries: &'a [String],
     /// Where results go.
     pub results: &'a ResultArgs,
     /// Who runs it.
@@ -167,6 +169,7 @@ async fn ran(
                 policy: Policy::load(),
                 jobs: request.jobs,
                 engines: request.engines.clone(),
+                insecure_registries: request.insecure_registries.to_vec(),
                 state: run::state_dir(env),
                 logs,
                 outputs: outputs_dir.staging().to_owned(),

@@ -45,6 +45,7 @@ pub fn shell(args: &ShellArgs, common: &CommonArgs, env: &Env) -> Result<Exit, F
         steps: &|around| Ok(vec![spec::from_script(&args.script, &args.step.overrides()?, around)?]),
         jobs: 1,
         engines: args.step.engines(env),
+        insecure_registries: &args.step.insecure_registry,
         results: &args.results,
         service: &args.service,
         common,

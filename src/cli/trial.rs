@@ -92,6 +92,7 @@ impl<'a> Trials<'a> {
             policy,
             jobs: 1,
             engines: self.engines.clone(),
+            insecure_registries: Vec::new(),
             state: crate::run::state_dir(self.env),
             logs: self.dir.path().join("logs"),
             outputs: self.dir.path().join("outputs"),

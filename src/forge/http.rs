@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use reqwest::Url;
+pub use reqwest::Url;
 use serde::de::DeserializeOwned;
 
 use crate::env::{Env, Var};

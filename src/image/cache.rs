@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, flock, fstat,
@@ -27,6 +27,10 @@ use rustix::process::geteuid;
 
 use crate::artifact::destination;
 use crate::env::{Env, Var};
+
+mod room;
+
+pub use room::{Gone, Held};
 
 /// An entry that nobody used for this long makes room when another of its kind is made.
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -263,27 +267,6 @@ impl Cache {
     /// Some network file systems have no locks, and a disk may be mounted read-only: found out before it matters.
     fn try_locks(&self) -> Result<(), CacheError> {
         self.lock("writable", FlockOperation::LockShared).map(drop)
-    }
-
-    /// Removes entries of that kind that nobody used for long, and what their makers left.
-    fn make_room(&self, kind: &str, keep: &str) {
-        let Ok(list) = fs::read_dir(&self.path) else { return };
-        let before = SystemTime::now().checked_sub(UNUSED);
-        for file in list.flatten() {
-            let Ok(file_name) = file.file_name().into_string() else { continue };
-            let Some(name) = file_name.strip_suffix(LOCK) else { continue };
-            let mine = name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('-'));
-            let used = file.metadata().and_then(|meta| meta.modified()).ok();
-            if !mine || name == keep || used.is_none() || used >= before {
-                continue;
-            }
-            let Ok(lock) = self.lock(name, FlockOperation::NonBlockingLockExclusive) else { continue };
-            let gone = self.remove(name).and_then(|()| self.remove(&format!("{name}{UNFINISHED}")));
-            if let Err(error) = gone.and_then(|()| fs::remove_file(file.path())) {
-                tracing::debug!(name, %error, "an old entry of the cache could not be removed");
-            }
-            drop(lock);
-        }
     }
 
     /// Removes an entry's directory, if it is there, following no link.

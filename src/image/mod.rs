@@ -17,6 +17,7 @@ pub mod initramfs;
 pub mod kernel;
 pub mod oci;
 pub mod rootfs;
+pub mod seal;
 pub mod squashfs;
 pub mod store;
 pub mod user;

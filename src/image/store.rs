@@ -1,21 +1,41 @@
-//! Unpacked images in the cache, and the disks made of them.
+//! Images in the cache: as they were pulled, unpacked, and as disks.
 //!
 //! Main type: [`Stored`]. A tree is kept under the digest of what it was unpacked from and serves gVisor as it is; [`disk`]
 //! makes of it the squashfs that a microVM gets, kept under the same digest. How something is unpacked is the caller's, since
 //! that takes a jail.
+//!
+//! With each lies what it is ([`About`]): where it came from, its size, and a digest of its content, which is computed again
+//! whenever it is used. What differs is made again, and never shown to a boundary. A pulled layout needs none: each of its
+//! blobs is compared with its own digest when it is used.
+//!
+//! The cache is bounded by [`gc`], which runs whenever something new came.
 
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use super::cache::{Cache, CacheError, Entry};
+use serde::{Deserialize, Serialize};
+
+use super::cache::{Cache, CacheError, Entry, Gone, Held};
+use super::seal;
 use super::squashfs::{PackError, pack};
 use crate::artifact::{Digest, Error as ArtifactError};
 
 /// Counts what is done with the same input: entries of another number are not used.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const TREE: &str = "tree";
 const DISK: &str = "disk";
+const ABOUT: &str = "about.json";
+/// Kinds of entries that are images.
+const KINDS: [&str; 3] = ["pulled", "image", "disk"];
+/// Longest of the files about entries, bytes.
+const MAX_ABOUT: u64 = 64 << 10;
+
+/// Most bytes of images that are kept without being asked.
+pub const MOST_BYTES: u64 = 20 << 30;
+/// How long an image stays that nobody uses.
+pub const LONGEST_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Why there is no tree or disk.
 #[derive(Debug, thiserror::Error)]
@@ -29,12 +49,48 @@ pub enum StoreError {
     /// It can't be packed.
     #[error("failed to make a disk of the image")]
     Pack(#[from] PackError),
+    /// It is damaged where it is kept, and can't be made again while others use it.
+    #[error("{} is damaged, and another run uses it", .0.display())]
+    Damaged(PathBuf),
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// As the first step that used it named it.
+    pub reference: String,
+    /// Of the manifest, or of the archive.
+    pub digest: Digest,
+    /// Of the index that led there, where one did.
+    #[serde(default)]
+    pub index: Option<Digest>,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// Of its content as it lies here.
+    #[serde(default)]
+    pub content: Option<Digest>,
+}
+
+impl About {
+    fn of(entry: &Path) -> Option<Self> {
+        let mut text = Vec::new();
+        let file = File::open(entry.join(ABOUT)).ok()?;
+        std::io::Read::read_to_end(&mut std::io::Read::take(file, MAX_ABOUT), &mut text).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    fn write(&self, entry: &Path) -> Result<(), CacheError> {
+        let path = entry.join(ABOUT);
+        let text = serde_json::to_vec(self).map_err(std::io::Error::from);
+        text.and_then(|text| fs::write(&path, text)).map_err(|source| CacheError::Io { action: "write", path, source })
+    }
 }
 
 /// An unpacked image in the cache, which stays there while this is held.
 #[derive(Debug, Clone)]
 pub struct Stored {
     key: String,
+    about: About,
     entry: Entry,
 }
 
@@ -50,26 +106,74 @@ impl Stored {
     pub fn is_fresh(&self) -> bool {
         self.entry.fresh
     }
+
+    /// Bytes of its files.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.about.bytes
+    }
 }
 
-/// The tree of what has that digest; `unpack` fills the empty directory that it is given, if it is not there yet. `how` says
-/// what the digest is of and how it is unpacked.
+/// What a tree is unpacked from.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'a> {
+    /// What the digest is of and how it is unpacked.
+    pub how: &'a str,
+    /// As the step names it.
+    pub reference: &'a str,
+    /// The digest.
+    pub digest: Digest,
+}
+
+/// The tree of what has that digest; `unpack` fills the empty directory that it is given, if it is not there yet or is no
+/// longer what it was.
 ///
 /// # Errors
 /// As [`StoreError`] says.
 pub fn tree(
     cache: &Cache,
-    how: &str,
-    digest: Digest,
-    unpack: impl FnOnce(&File) -> Result<(), ArtifactError>,
+    origin: Origin<'_>,
+    unpack: impl Fn(&File) -> Result<(), ArtifactError>,
 ) -> Result<Stored, StoreError> {
-    let key = Digest::of(format!("image {FORMAT} {how} {digest}").as_bytes()).to_string();
-    let entry = cache.entry("image", &key, |directory| {
+    let key = Digest::of(format!("image {FORMAT} {} {}", origin.how, origin.digest).as_bytes()).to_string();
+    let make = |directory: &Path| {
         let path = directory.join(TREE);
-        let tree = open(&path).map_err(|source| CacheError::Io { action: "make", path, source })?;
-        Ok::<_, StoreError>(unpack(&tree)?)
-    })?;
-    Ok(Stored { key, entry })
+        let tree = open(&path).map_err(|source| CacheError::Io { action: "make", path: path.clone(), source })?;
+        unpack(&tree)?;
+        let (content, bytes) = seal::digest(&path).map_err(|source| CacheError::Io { action: "hash", path, source })?;
+        let (reference, digest) = (origin.reference.to_owned(), origin.digest);
+        About { reference, digest, index: None, bytes, content: Some(content) }.write(directory)?;
+        Ok(())
+    };
+    let sound =
+        |entry: &Path, content: Digest| seal::digest(&entry.join(TREE)).is_ok_and(|(found, _)| found == content);
+    let (entry, about) = verified(cache, "image", &key, make, sound)?;
+    if entry.fresh {
+        bound(cache);
+    }
+    Ok(Stored { key, about, entry })
+}
+
+/// An entry whose content is what it was when it was made; one that is not is made again.
+fn verified(
+    cache: &Cache,
+    kind: &str,
+    key: &str,
+    make: impl Fn(&Path) -> Result<(), StoreError>,
+    sound: impl Fn(&Path, Digest) -> bool,
+) -> Result<(Entry, About), StoreError> {
+    for _ in 0..2 {
+        let entry = cache.entry(kind, key, &make)?;
+        let about = About::of(entry.path());
+        // What was made just now was hashed just now.
+        match about.map(|about| (about.content, about)) {
+            Some((Some(content), about)) if entry.fresh || sound(entry.path(), content) => return Ok((entry, about)),
+            _ => tracing::warn!("{} is damaged, and made again", entry.path().display()),
+        }
+        drop(entry);
+        cache.discard(kind, key)?;
+    }
+    Err(StoreError::Damaged(PathBuf::from(format!("{kind}-{key}"))))
 }
 
 /// A directory that the jailed helper, which has another uid, can write.
@@ -84,37 +188,214 @@ fn open(path: &Path) -> std::io::Result<File> {
 /// # Errors
 /// As [`StoreError`] says.
 pub fn disk(cache: &Cache, stored: &Stored) -> Result<(PathBuf, Entry), StoreError> {
-    let entry = cache.entry("disk", &stored.key, |directory| {
-        pack(&stored.path(), &directory.join(DISK))?;
-        Ok::<_, StoreError>(())
-    })?;
+    let hash = |path: &Path| File::open(path).and_then(Digest::of_reader);
+    let make = |directory: &Path| {
+        let path = directory.join(DISK);
+        let packed = pack(&stored.path(), &path)?;
+        let content = hash(&path).map_err(|source| CacheError::Io { action: "hash", path, source })?;
+        About { bytes: packed.bytes, content: Some(content), ..stored.about.clone() }.write(directory)?;
+        Ok(())
+    };
+    let sound = |entry: &Path, content: Digest| hash(&entry.join(DISK)).is_ok_and(|found| found == content);
+    let (entry, _) = verified(cache, "disk", &stored.key, make, sound)?;
+    if entry.fresh {
+        bound(cache);
+    }
     Ok((entry.path().join(DISK), entry))
+}
+
+/// The image layout of what was pulled under that digest, of a manifest or an index; `pull` fills the directory that it is
+/// given if it is not there yet, and says what came.
+///
+/// # Errors
+/// As `pull`, or if it can't be kept.
+pub fn pulled<E: From<CacheError>>(
+    cache: &Cache,
+    digest: Digest,
+    pull: impl FnOnce(&Path) -> Result<About, E>,
+) -> Result<Entry, E> {
+    cache.entry("pulled", &pulled_key(digest), |directory| {
+        let about = pull(directory)?;
+        Ok(about.write(directory)?)
+    })
+}
+
+fn pulled_key(digest: Digest) -> String {
+    Digest::of(format!("pulled {FORMAT} {digest}").as_bytes()).to_string()
+}
+
+/// Removes what was pulled under that digest, since it turned out to be damaged.
+///
+/// # Errors
+/// If it can't be removed.
+pub fn forget_pulled(cache: &Cache, digest: Digest) -> Result<Gone, CacheError> {
+    cache.discard("pulled", &pulled_key(digest))
+}
+
+/// An entry that is an image, in one of its forms.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// What it is; none for one of another release of plimsoll.
+    pub about: Option<About>,
+    /// Where and since when.
+    pub held: Held,
+}
+
+impl Listed {
+    /// Which form it has: `pulled` (layers), `image` (unpacked), `disk`.
+    #[must_use]
+    pub fn form(&self) -> &str {
+        &self.held.kind
+    }
+
+    /// Whether somebody means this one: by the reference, or by a digest or the beginning of one.
+    #[must_use]
+    pub fn answers_to(&self, wanted: &str) -> bool {
+        let Some(about) = &self.about else { return false };
+        let hex = wanted.strip_prefix("sha256:").unwrap_or(wanted);
+        let is = |digest: &Digest| hex.len() >= 6 && digest.to_string().starts_with(hex);
+        about.reference == wanted || is(&about.digest) || about.index.as_ref().is_some_and(is)
+    }
+}
+
+/// All images, those first that were not used for longest.
+///
+/// # Errors
+/// If the cache can't be listed.
+pub fn list(cache: &Cache) -> Result<Vec<Listed>, CacheError> {
+    let images = cache.entries()?.into_iter().filter(|held| KINDS.contains(&held.kind.as_str()));
+    Ok(images.map(|held| Listed { about: About::of(&held.path), held }).collect())
+}
+
+/// Removes images: first those that were not used for `unused`, then, those first that were not used for longest, until no
+/// more than `bytes` are left. Those in use stay. Says what went.
+///
+/// # Errors
+/// If the cache can't be listed, or something can't be removed.
+pub fn gc(cache: &Cache, bytes: u64, unused: Duration) -> Result<Vec<Listed>, CacheError> {
+    cache.sweep_unfinished()?;
+    let all = list(cache)?;
+    let size = |one: &Listed| one.about.as_ref().map_or(0, |about| about.bytes);
+    let mut total: u64 = all.iter().map(size).sum();
+    let before = SystemTime::now().checked_sub(unused);
+    let mut gone = Vec::new();
+    for one in all {
+        let old = before.is_some_and(|before| one.held.used < before);
+        // What another release left is of no use to this one.
+        if !(old || total > bytes || one.about.is_none()) {
+            continue;
+        }
+        if cache.discard(&one.held.kind, &one.held.key)? == Gone::Removed {
+            total = total.saturating_sub(size(&one));
+            gone.push(one);
+        }
+    }
+    Ok(gone)
+}
+
+/// Keeps the cache within bounds; what was made just now is in use.
+fn bound(cache: &Cache) {
+    if let Err(error) = gc(cache, MOST_BYTES, LONGEST_UNUSED) {
+        tracing::debug!(error = crate::text::chain(&error), "the cache of images was not tidied");
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    fn origin(digest: Digest) -> Origin<'static> {
+        Origin { how: "test", reference: "test:1", digest }
+    }
+
+    /// A tree with one file below the directory that is unpacked to.
+    fn fill(content: &'static str) -> impl Fn(&File) -> Result<(), ArtifactError> {
+        move |tree| {
+            let make = || -> std::io::Result<()> {
+                let file = rustix::fs::openat(
+                    tree,
+                    "file",
+                    rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY,
+                    rustix::fs::Mode::from_raw_mode(0o644),
+                )?;
+                std::io::Write::write_all(&mut File::from(file), content.as_bytes())
+            };
+            make().map_err(|e| ArtifactError::failed("fill it", e))
+        }
+    }
 
     #[test]
     fn a_tree_and_its_disk_are_made_once_for_a_digest() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path()).unwrap();
         let digest = Digest::of(b"image");
-        let fill = |_: &File| {
-            fs::write(dir.path().join("unpacked"), "").unwrap();
-            Ok(())
-        };
-        let first = tree(&cache, "test", digest, fill).unwrap();
-        let again = tree(&cache, "test", digest, |_| panic!("it is there")).unwrap();
+        let first = tree(&cache, origin(digest), fill("x")).unwrap();
+        let again = tree(&cache, origin(digest), |_| panic!("it is there")).unwrap();
         assert!(first.is_fresh() && !again.is_fresh() && first.path() == again.path());
-        let other = tree(&cache, "another way", digest, |_| Ok(())).unwrap();
+        let other = tree(&cache, Origin { how: "another way", ..origin(digest) }, fill("y")).unwrap();
         assert_ne!(other.path(), first.path());
         let (disk_path, entry) = disk(&cache, &first).unwrap();
         assert!(entry.fresh && !disk(&cache, &again).unwrap().1.fresh);
         assert!(fs::read(disk_path).unwrap().starts_with(b"hsqs"));
-        let failed = tree(&cache, "test", Digest::of(b"x"), |_| {
+        let failed = tree(&cache, origin(Digest::of(b"x")), |_| {
             Err(ArtifactError::failed("do it", std::io::Error::from(std::io::ErrorKind::Other)))
         });
         assert!(matches!(failed, Err(StoreError::Artifact(_))));
+    }
+
+    #[test]
+    fn a_flipped_byte_is_made_again_and_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let made = AtomicUsize::new(0);
+        let unpack = |at: &File| {
+            made.fetch_add(1, Ordering::Relaxed);
+            fill("content")(at)
+        };
+        let use_it = || tree(&cache, origin(Digest::of(b"i")), unpack).unwrap();
+        let path = use_it().path().join("file");
+        fs::write(&path, "c0ntent").unwrap();
+        assert_eq!(fs::read_to_string(use_it().path().join("file")).unwrap(), "content");
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+        let stored = use_it();
+        let disk_file = disk(&cache, &stored).unwrap().0;
+        let good = fs::read(&disk_file).unwrap();
+        let mut bad = good.clone();
+        bad[200] ^= 1;
+        fs::set_permissions(&disk_file, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&disk_file, bad).unwrap();
+        assert_eq!(fs::read(disk(&cache, &stored).unwrap().0).unwrap(), good);
+        // One that another run shows to its boundary can't be made again under it.
+        fs::write(stored.path().join("file"), "c0ntent").unwrap();
+        assert!(matches!(tree(&cache, origin(Digest::of(b"i")), unpack), Err(StoreError::Damaged(_))));
+    }
+
+    #[test]
+    fn the_oldest_make_room_for_the_newest() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        for name in ["a", "b", "c"] {
+            let digest = Digest::of(name.as_bytes());
+            tree(&cache, Origin { reference: name, ..origin(digest) }, fill("12345678")).unwrap();
+        }
+        fs::create_dir(dir.path().join("image-of-another-release")).unwrap();
+        let names = |all: Vec<Listed>| {
+            all.into_iter().map(|one| one.about.map_or("?".to_owned(), |a| a.reference)).collect::<Vec<_>>()
+        };
+        let kept = tree(&cache, Origin { reference: "a", ..origin(Digest::of(b"a")) }, fill("12345678")).unwrap();
+        assert_eq!(names(gc(&cache, 20, LONGEST_UNUSED).unwrap()), ["?", "b"]);
+        // In use, whatever the bounds.
+        assert_eq!(names(gc(&cache, 0, Duration::ZERO).unwrap()), ["c"]);
+        drop(kept);
+        let listed = list(&cache).unwrap();
+        let digest = Digest::of(b"a").to_string();
+        for wanted in ["a", &digest[..12], &format!("sha256:{digest}")] {
+            assert!(listed[0].answers_to(wanted), "{wanted}");
+        }
+        for other in ["b", "", &digest[..4], "sha256:"] {
+            assert!(!listed[0].answers_to(other), "{other}");
+        }
     }
 }

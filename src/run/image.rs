@@ -1,7 +1,8 @@
 //! A step's image: from what the step names to a tree that a boundary can show.
 //!
 //! Main function: [`prepare`]. What has to be unpacked is unpacked once, by the jailed helper, into the cache
-//! ([`crate::image::store`]); a directory is used where it lies. What an image says of how it wants to be run is taken over
+//! ([`crate::image::store`]); a directory is used where it lies, and a registry's image is pulled before, unless it is named by
+//! a digest that was pulled already. What an image says of how it wants to be run is taken over
 //! where a step has such a thing ([`Prepared`]), and named in the report where not.
 
 use std::fs::File;
@@ -9,19 +10,24 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::unpacker;
+use super::{puller, unpacker};
 use crate::artifact::helper::apply_in_helper;
 use crate::artifact::layers;
 use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, Purpose, Rejection, acquire};
+use crate::env::Env;
 use crate::exit::Exit;
 use crate::image::cache::CacheError;
+use crate::image::oci::registry::{Credentials, Failure, Job, Kind, Name, Task, helper};
 use crate::image::oci::{self, OciError, Opened};
-use crate::image::store::{self, StoreError, Stored};
+use crate::image::store::{self, About, Origin, StoreError, Stored};
 use crate::image::{Cache, Image, ImageError, user};
-use crate::report::ImageRecord;
+use crate::report::{ImageRecord, words};
 use crate::spec::ImageSource;
+
+/// Shortest time between two lines about a pull.
+const PROGRESS: Duration = Duration::from_secs(3);
 
 /// A step's image, ready to be shown.
 #[derive(Debug)]
@@ -99,8 +105,21 @@ impl From<StoreError> for Trouble {
     }
 }
 
+impl From<CacheError> for Trouble {
+    fn from(error: CacheError) -> Self {
+        StoreError::from(error).into()
+    }
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        let (reason, help) = (failure.kind.reason(), failure.kind.help());
+        let exit = if failure.kind == Kind::Local { Exit::Internal } else { Exit::Rejected };
+        Trouble { exit, reason, message: failure.message, help: help.to_owned() }
+    }
+}
+
 /// How an image is brought in.
-#[derive(Debug)]
 pub struct Terms<'a> {
     /// Where unpacked images are kept.
     pub cache: &'a Cache,
@@ -110,6 +129,12 @@ pub struct Terms<'a> {
     pub deadline: Duration,
     /// Set to end it early.
     pub stop: &'a AtomicBool,
+    /// Where credentials, proxies and roots are.
+    pub env: &'a Env,
+    /// Registries that may be asked without TLS.
+    pub insecure_registries: &'a [String],
+    /// Told what is being done.
+    pub progress: &'a dyn Fn(String),
 }
 
 /// Makes a step's image ready. Blocks.
@@ -135,11 +160,7 @@ pub fn prepare(source: &ImageSource, terms: &Terms<'_>) -> Result<Prepared, Box<
         ImageSource::DockerArchive(path) => oci::open_archive(path, terms.digest)
             .map_err(Trouble::from)
             .and_then(|opened| layered(&reference, &opened, terms)),
-        ImageSource::Registry(_) => Err(Trouble::rejected(
-            "image-source",
-            "this release of plimsoll does not fetch images from a registry".to_owned(),
-            "copy it to a directory (`skopeo copy docker://… oci:DIR:TAG`) and name that: `image: oci-layout:DIR:TAG`",
-        )),
+        ImageSource::Registry(text) => registry(text, terms),
     };
     found.map_err(|trouble| Box::new(Trouble { message: format!("image {reference}: {}", trouble.message), ..trouble }))
 }
@@ -172,7 +193,7 @@ fn tar(reference: &str, path: &Path, terms: &Terms<'_>) -> Result<Prepared, Trou
     if let Some(expected) = terms.digest.filter(|expected| *expected != digest) {
         return Err(OciError::Digest { expected, found: digest }.into());
     }
-    let stored = store::tree(terms.cache, "tar", digest, |tree| {
+    let stored = store::tree(terms.cache, Origin { how: "tar", reference, digest }, |tree| {
         let what = Acquire {
             path,
             purpose: Purpose::RootFs,
@@ -186,9 +207,74 @@ fn tar(reference: &str, path: &Path, terms: &Terms<'_>) -> Result<Prepared, Trou
     shown(reference, &stored.path(), Some(digest), Some(stored))
 }
 
+/// A registry's image: resolved, unless a digest says which it is; pulled, unless it was before; unpacked.
+fn registry(reference: &str, terms: &Terms<'_>) -> Result<Prepared, Trouble> {
+    let help = "write [REGISTRY/]NAME[:TAG][@sha256:DIGEST]";
+    let name = Name::parse(reference).map_err(|why| Trouble::rejected("image-source", why, help))?;
+    let digest = match name.digest().or(terms.digest) {
+        Some(digest) => digest,
+        None => {
+            (terms.progress)(format!("asking {} for {reference}", name.registry()));
+            errand(&name, Task::Resolve, terms)?
+        }
+    };
+    for last in [false, true] {
+        let layout =
+            store::pulled(terms.cache, digest, |directory| pull(reference, &name.at(digest), directory, terms))?;
+        // Each blob is compared with its digest, those of the layers when they are unpacked.
+        let opened = oci::open_layout(layout.path(), None, terms.digest);
+        let done = opened.map_err(Trouble::from).and_then(|opened| layered(reference, &opened, terms));
+        match done {
+            // What lies in the cache has changed since it was pulled.
+            Err(trouble) if trouble.reason == "sha256" && !layout.fresh && !last => {
+                tracing::warn!("{reference} is damaged in the cache, and pulled again: {}", trouble.message);
+                drop(layout);
+                store::forget_pulled(terms.cache, digest)?;
+            }
+            done => return done,
+        }
+    }
+    Err(Trouble::internal("it is damaged each time".to_owned()))
+}
+
+/// Fills a directory with the layout of that image.
+fn pull(reference: &str, name: &Name, directory: &Path, terms: &Terms<'_>) -> Result<About, Trouble> {
+    errand(name, Task::Pull(directory.to_owned()), terms)?;
+    let opened = oci::open_layout(directory, None, None)?;
+    let bytes = opened.layers.iter().map(|layer| layer.length).sum();
+    let (reference, digest, index) = (reference.to_owned(), opened.digest, opened.index);
+    Ok(About { reference, digest, index, bytes, content: None })
+}
+
+/// Sends the helper to the registry.
+fn errand(name: &Name, task: Task, terms: &Terms<'_>) -> Result<Digest, Trouble> {
+    let registry = name.registry();
+    let credentials = Credentials::of_user(registry, terms.env).map_err(|e| Trouble {
+        exit: Exit::Rejected,
+        reason: "registry-unauthorized",
+        message: crate::text::chain(&e),
+        help: e.help().to_owned(),
+    })?;
+    let job = Job {
+        name: name.to_string(),
+        credentials,
+        plain: name.is_loopback() || terms.insecure_registries.iter().any(|host| host == registry),
+        bytes: Budget::default().bytes,
+        task,
+    };
+    let said: std::cell::Cell<Option<Instant>> = std::cell::Cell::new(None);
+    let progress = |done: u64, total: u64| {
+        if said.get().is_none_or(|when| when.elapsed() >= PROGRESS) {
+            said.set(Some(Instant::now()));
+            (terms.progress)(format!("pulling {} of {}", words::bytes(done), words::bytes(total)));
+        }
+    };
+    Ok(helper::errand(&job, terms.deadline, terms.stop, &progress, || puller::start(terms.env))?)
+}
+
 /// An image of layers, which also says how it wants to be run.
 fn layered(reference: &str, opened: &Opened, terms: &Terms<'_>) -> Result<Prepared, Trouble> {
-    let stored = store::tree(terms.cache, "layers", opened.digest, |tree| {
+    let stored = store::tree(terms.cache, Origin { how: "layers", reference, digest: opened.digest }, |tree| {
         let request = layers::Request { layers: opened.layers.clone(), budget: Budget::default() };
         apply_in_helper(&opened.files, tree.as_fd(), &request, terms.deadline, terms.stop, unpacker::start).map(drop)
     })?;

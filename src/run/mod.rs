@@ -27,6 +27,7 @@ pub mod host;
 pub mod image;
 mod machine;
 mod payload;
+pub mod puller;
 mod record;
 pub mod request;
 pub mod scratch;
@@ -80,6 +81,8 @@ pub struct Job {
     pub jobs: usize,
     /// Engine executables named by flags or the environment.
     pub engines: Engines,
+    /// Registries, as `host[:port]`, that may be asked without TLS. One on this host may be in any case.
+    pub insecure_registries: Vec<String>,
     /// Where runs keep private directories: see [`scratch`].
     pub state: PathBuf,
     /// Directory in which each step's log files go to `<step>/`; exists.
@@ -125,6 +128,7 @@ struct Context {
     outputs: PathBuf,
     exclude: Vec<FileId>,
     engines: Engines,
+    insecure_registries: Vec<String>,
     events: mpsc::UnboundedSender<Event>,
     announce: Option<Announce>,
 }
@@ -168,6 +172,7 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
             .filter_map(|dir| FileId::of(dir).ok())
             .collect(),
         engines,
+        insecure_registries: job.insecure_registries,
         events,
         announce: job.announce,
     });

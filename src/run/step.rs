@@ -18,21 +18,25 @@ use super::machine::{self, Machine};
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
 use super::{Context, Event, unpacker};
-use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Summary, acquire};
+use crate::artifact::fetch::{self, Fetched};
+use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Rule, Summary, acquire};
 use crate::backend::channel::Cancel;
 use crate::backend::wasm::{ModuleFile, runtimes};
 use crate::backend::{Backend, Engines, MachineParts, Output, Plan, PrepareError, firecracker};
 use crate::env::Env;
 use crate::exit::Exit;
+use crate::forge::Http;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
 use crate::image::Cache;
 use crate::image::store::StoreError;
 use crate::report::guest_junit;
-use crate::report::{ArtifactRecord, RefusalRecord, StepReport};
+use crate::report::{ArtifactRecord, RefusalRecord, StepReport, words};
 use crate::spec::{ArtifactSource, BackendChoice, ImageSource, Sha256Digest, Step};
 
 /// How long bringing in an artifact may take.
 const ARTIFACT_DEADLINE: Duration = Duration::from_secs(600);
+/// Time between two lines about a download.
+const DOWNLOAD_PROGRESS: Duration = Duration::from_secs(3);
 
 /// Takes one step all the way. Whatever happens, the report says so.
 pub async fn run(context: &Context, step: &Step, mut cancel: Cancel) -> StepReport {
@@ -129,11 +133,11 @@ impl Attempt<'_> {
             ArtifactSource::Path(path) => (path.clone(), None),
             ArtifactSource::PathWithDigest { path, sha256 } => (path.clone(), Some(*sha256)),
             ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. } => {
-                let message =
-                    format!("this release of plimsoll does not fetch artifacts from a forge ({})", self.step.artifact);
-                let help = "download it in a step before, and name its path";
-                refuse(self.report, Exit::Rejected, refusal("artifact", "not-fetched", message, help));
-                return false;
+                match self.fetch(workspace, cancel).await {
+                    // What came is what is unpacked.
+                    Ok(fetched) => (fetched.path, Some(fetched.sha256)),
+                    Err(Settled) => return false,
+                }
             }
         };
         let what = Bring { path, purpose: Purpose::Artifact, sha256, exclude: self.context.exclude.clone() };
@@ -147,6 +151,47 @@ impl Attempt<'_> {
             bytes: summary.bytes,
         });
         true
+    }
+
+    /// Downloads an artifact that a forge keeps, into the directory that the workspace is in. After an `Err` the report says
+    /// why not.
+    async fn fetch(&mut self, workspace: &Path, cancel: &mut Cancel) -> Result<Fetched, Settled> {
+        let source = &self.step.artifact;
+        self.progress(format!("downloading {source}"));
+        let (events, index) = (self.context.events.clone(), self.report.index);
+        let (env, directory) = (Env::process(), workspace.parent().unwrap_or(workspace));
+        let last = std::sync::Mutex::new(Instant::now());
+        let progress = |done: u64, total: Option<u64>| {
+            let Ok(mut last) = last.lock() else { return };
+            if last.elapsed() >= DOWNLOAD_PROGRESS {
+                *last = Instant::now();
+                let total = total.map(|total| format!(" of {}", words::bytes(total))).unwrap_or_default();
+                let what = format!("downloaded {}{total}", words::bytes(done));
+                let _ = events.send(Event::Progress { index, what });
+            }
+        };
+        let work = async {
+            let http = Http::new(&env)?;
+            fetch::fetch(source, &http, &env, directory, Budget::default().bytes, &progress).await
+        };
+        let failed = tokio::select! {
+            done = tokio::time::timeout(ARTIFACT_DEADLINE, work) => match done {
+                Ok(Ok(fetched)) => return Ok(fetched),
+                Ok(Err(error)) => (error.reason(), crate::text::chain(&error), error.help(source)),
+                Err(_) => {
+                    let why = format!("it did not come within {} s", ARTIFACT_DEADLINE.as_secs());
+                    (Rule::Deadline.id(), why, "look at the forge and the network, and run again")
+                }
+            },
+            signal = crate::backend::channel::cancelled(cancel) => {
+                record::cancel(self.report, signal);
+                return Err(Settled);
+            }
+        };
+        let (reason, why, help) = failed;
+        let message = format!("artifact {source}: {why}");
+        refuse(self.report, Exit::Rejected, refusal("artifact", reason, message, help));
+        Err(Settled)
     }
 
     /// Unpacks or copies something into an empty directory; `None` after the report says why not.
@@ -312,10 +357,23 @@ impl Attempt<'_> {
         }
         let source = self.step.image.clone().unwrap_or(ImageSource::Host);
         let (digest, fallback) = (self.step.image_digest, self.context.scratch.join("cache"));
+        let (events, index) = (self.context.events.clone(), self.report.index);
+        let insecure = self.context.insecure_registries.clone();
         let work = move |stop: &AtomicBool| {
-            let cache =
-                Cache::of_user(&Env::process(), &fallback).map_err(|e| image::Trouble::from(StoreError::from(e)))?;
-            let terms = image::Terms { cache: &cache, digest, deadline: ARTIFACT_DEADLINE, stop };
+            let env = Env::process();
+            let cache = Cache::of_user(&env, &fallback).map_err(|e| image::Trouble::from(StoreError::from(e)))?;
+            let progress = |what: String| {
+                let _ = events.send(Event::Progress { index, what });
+            };
+            let terms = image::Terms {
+                cache: &cache,
+                digest,
+                deadline: ARTIFACT_DEADLINE,
+                stop,
+                env: &env,
+                insecure_registries: &insecure,
+                progress: &progress,
+            };
             let mut prepared = image::prepare(&source, &terms)?;
             prepared.notices.extend(cache.notice().filter(|_| prepared.stored.is_some()).map(str::to_owned));
             Ok::<_, Box<image::Trouble>>(prepared)

@@ -243,6 +243,7 @@ impl Order {
         });
         let request_sha256 = run::request_sha256(&steps, policy.as_ref().ok());
         let job = Job {
+            insecure_registries: Vec::new(),
             steps: received.steps.clone(),
             policy,
             jobs: usize::from(self.request.jobs),

@@ -15,6 +15,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::digest::Sha256Digest;
 use super::error::SpecError;
 use super::limits::Limit;
@@ -27,6 +29,8 @@ use trust::Surroundings as Trust;
 
 /// Where the policy is.
 pub const POLICY_FILE: &str = "/etc/plimsoll/policy.yml";
+/// Where `plimsoll setup` records the engines that root installs by it; read as the policy is.
+pub const ENGINES_FILE: &str = "/etc/plimsoll/engines.json";
 
 /// What the policy did, for the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +61,8 @@ impl Effect {
 pub struct Policy {
     effect: Effect,
     loaded: Option<Loaded>,
+    /// Digests of the engines that root installed by `plimsoll setup`.
+    recorded: BTreeSet<Sha256Digest>,
 }
 
 #[derive(Debug, Clone)]
@@ -153,13 +159,15 @@ impl Policy {
     /// # Errors
     /// When there is one and it can't be read, trusted or understood.
     pub fn load() -> Result<Policy, PolicyRefusal> {
-        Policy::load_from(Path::new(POLICY_FILE), &Trust::of_this_process())
+        let trust = Trust::of_this_process();
+        let policy = Policy::load_from(Path::new(POLICY_FILE), &trust)?;
+        Ok(Policy { recorded: recorded(Path::new(ENGINES_FILE), &trust)?, ..policy })
     }
 
     /// No policy, for tests and for code that has none to apply.
     #[must_use]
     pub fn absent() -> Policy {
-        Policy { effect: Effect::None, loaded: None }
+        Policy { effect: Effect::None, loaded: None, recorded: BTreeSet::new() }
     }
 
     /// A policy of this text, for tests.
@@ -168,7 +176,7 @@ impl Policy {
         let source = Source::from_bytes(Path::new(POLICY_FILE), text.as_bytes().to_vec()).unwrap();
         let rules = Rules::parse(&source).unwrap();
         let loaded = Loaded { source, sha256: Sha256Digest::of(text.as_bytes()), rules };
-        Policy { effect: Effect::Applied, loaded: Some(loaded) }
+        Policy { effect: Effect::Applied, loaded: Some(loaded), recorded: BTreeSet::new() }
     }
 
     /// The same from another path: for tests of the library, not for anything a user can reach.
@@ -177,13 +185,14 @@ impl Policy {
             return Ok(Policy {
                 effect: if trust.verifies() { Effect::None } else { Effect::Unverified },
                 loaded: None,
+                recorded: BTreeSet::new(),
             });
         };
         let sha256 = Sha256Digest::of(&bytes);
         let source = Source::from_bytes(file, bytes).map_err(malformed)?;
         let rules = Rules::parse(&source).map_err(malformed)?;
         let effect = if trust.verifies() { Effect::Applied } else { Effect::Unverified };
-        Ok(Policy { effect, loaded: Some(Loaded { source, sha256, rules }) })
+        Ok(Policy { effect, loaded: Some(Loaded { source, sha256, rules }), recorded: BTreeSet::new() })
     }
 
     /// What the policy does, for the report.
@@ -201,7 +210,8 @@ impl Policy {
     /// Digests of engines that the operator vouches for, beside the built-in list.
     #[must_use]
     pub fn engines(&self) -> BTreeSet<Sha256Digest> {
-        self.loaded.as_ref().map(|loaded| loaded.rules.engines.clone()).unwrap_or_default()
+        let listed = self.loaded.as_ref().map(|loaded| loaded.rules.engines.clone()).unwrap_or_default();
+        &listed | &self.recorded
     }
 
     /// Whether engines with known vulnerabilities are refused.
@@ -228,6 +238,38 @@ impl Policy {
         }
         Ok(tightened)
     }
+}
+
+/// What `plimsoll setup` recorded of the engines that root installed: [`ENGINES_FILE`]. As trusted as the policy, or refused.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recorded {
+    /// The engines.
+    pub engines: Vec<RecordedEngine>,
+}
+
+/// An engine that root installed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordedEngine {
+    /// `runsc`, `firecracker` or `jailer`.
+    pub engine: String,
+    /// The release that it is of.
+    pub version: String,
+    /// Where it was put.
+    pub path: PathBuf,
+    /// Its digest, by which it is known.
+    pub sha256: Sha256Digest,
+    /// Where it came from.
+    pub source: String,
+}
+
+/// The digests in that file; none if it isn't there.
+fn recorded(file: &Path, trust: &Trust) -> Result<BTreeSet<Sha256Digest>, PolicyRefusal> {
+    let Some(bytes) = trust::read(file, trust)? else { return Ok(BTreeSet::new()) };
+    let recorded: Recorded = serde_json::from_slice(&bytes)
+        .map_err(|e| PolicyRefusal::Unreadable { file: file.to_owned(), source: e.into() })?;
+    Ok(recorded.engines.into_iter().map(|engine| engine.sha256).collect())
 }
 
 struct Application<'a> {
@@ -346,7 +388,12 @@ impl Application<'_> {
         let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
         let fits = |rule: &ImageRule| match rule {
             ImageRule::Pattern(pattern) => pattern.matches_with(&image, options),
-            ImageRule::Digest(digest) => self.step.image_digest == Some(*digest),
+            ImageRule::Digest(digest) => {
+                // A registry's image that names it is compared with it.
+                let named = matches!(self.step.image, Some(ImageSource::Registry(_)))
+                    && image.ends_with(&format!("@sha256:{digest}"));
+                named || self.step.image_digest == Some(*digest)
+            }
         };
         if allowed.iter().any(fits) {
             return Ok(());

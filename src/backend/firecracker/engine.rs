@@ -6,8 +6,7 @@ use crate::backend::executable::{Executable, OpenError};
 use crate::backend::{Backend, Engines, PrepareError};
 
 /// What to do without Firecracker.
-const INSTALL: &str = "install Firecracker and its jailer (https://github.com/firecracker-microvm/firecracker/releases) \
-                       in PATH, or name them with --firecracker or PLIMSOLL_FIRECRACKER, and PLIMSOLL_JAILER";
+const INSTALL: &str = "install Firecracker and its jailer (`plimsoll setup firecracker`), or name them with --firecracker or PLIMSOLL_FIRECRACKER, and PLIMSOLL_JAILER";
 /// What stands before the version in what the VMM says of itself.
 pub const VERSION_PREFIX: &str = "Firecracker v";
 /// The same for the jailer.

@@ -4,8 +4,8 @@ use crate::backend::executable::{Executable, OpenError};
 use crate::backend::{Backend, Engines, PrepareError};
 
 /// What to do without gVisor.
-const INSTALL: &str = "install gVisor (Debian, Ubuntu: `apt-get install runsc`, on Debian 12 from bookworm-backports; \
-                       elsewhere https://gvisor.dev/docs/user_guide/install/), or name it with --runsc or PLIMSOLL_RUNSC";
+const INSTALL: &str = "install gVisor (`plimsoll setup gvisor`; or on Debian and Ubuntu `apt-get install runsc`, on Debian 12 \
+                       from bookworm-backports), or name it with --runsc or PLIMSOLL_RUNSC";
 /// What stands before the version in what it says of itself.
 pub const VERSION_PREFIX: &str = "runsc version ";
 

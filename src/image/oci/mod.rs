@@ -7,6 +7,7 @@
 mod archive;
 pub mod document;
 mod layout;
+pub mod registry;
 
 use std::fs::File;
 use std::io;

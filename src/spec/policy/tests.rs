@@ -146,6 +146,8 @@ fn images_are_an_allow_list_and_symlinks_do_not_help() {
     assert!(policy.apply(&image("dir:ROOT/good/../good/./a")).is_ok());
     assert!(policy.apply(&image("ghcr.io/acme/python:3")).is_ok());
     assert!(policy.apply(&sandbox(&format!("image: x, image-digest: 'sha256:{}'", "a".repeat(64)))).is_ok());
+    assert!(policy.apply(&sandbox(&format!("image: 'r.example/x@sha256:{}'", "a".repeat(64)))).is_ok());
+    assert!(policy.apply(&sandbox(&format!("image: 'r.example/x@sha256:{}'", "b".repeat(64)))).is_err());
     assert!(policy.apply(&sandbox("backend: wasm")).is_ok());
     for bad in [
         "dir:ROOT/bad",

@@ -1,0 +1,136 @@
+//! A kernel for guests, where runs find it: a readable copy of an installed one (Ubuntu keeps `/boot/vmlinuz-*` root-only), or
+//! one that a tree of the same shape brings: `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`.
+//!
+//! The kernel is guest code: whatever it is, the boundary is judged from outside. What can be told is told: its digest is compared if
+//! one is given, and a kernel of this host's distribution was verified by the package manager.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::source::{Pin, SourceError};
+use super::{Place, Plan, Put, SetupError};
+use crate::image::kernel::COPY;
+
+/// Longest kernel and longest module, bytes.
+const MOST: u64 = 512 << 20;
+/// Files of a release's modules beside the modules themselves.
+const LISTS: [&str; 3] = ["modules.dep", "modules.builtin", "modules.builtin.modinfo"];
+
+/// What is to be written: the newest kernel below `tree`, or the one of that release.
+///
+/// # Errors
+/// If there is none, or it is not the one that `pin` means.
+pub fn plan(place: &Place, tree: &Path, release: Option<&str>, pin: Option<Pin>) -> Result<Plan, SetupError> {
+    if place.user.is_some() {
+        return Err(SetupError::Root("a kernel for all runs of this host"));
+    }
+    let file = newest(tree, release)?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let release = name.trim_start_matches("vmlinuz-").to_owned();
+    let content = read(&file)?;
+    let note = match pin {
+        Some(pin) => pin.check(&file.display().to_string(), &content)?,
+        None if owned_by_root(&file) => format!("{} belongs to root, who installed it", file.display()),
+        None => return Err(SourceError::Unpinned(file.display().to_string()).into()),
+    };
+    let copy = place.at(COPY);
+    let mut files = vec![Put { to: copy.join("boot").join(&name), mode: 0o644, content, engine: None }];
+    let modules = ["lib/modules", "usr/lib/modules"].map(|below| tree.join(below).join(&release));
+    if let Some(modules) = modules.iter().find(|modules| modules.join("modules.dep").is_file())
+        && tree != Path::new("/")
+    {
+        let to = copy.join("lib/modules").join(&release);
+        let mut names: Vec<PathBuf> = LISTS.map(PathBuf::from).to_vec();
+        find(modules, Path::new("kernel"), &mut names)?;
+        for name in names.into_iter().filter(|name| modules.join(name).is_file()) {
+            let content = read(&modules.join(&name))?;
+            files.push(Put { to: to.join(name), mode: 0o644, content, engine: None });
+        }
+    }
+    Ok(Plan { files, notes: vec![note] })
+}
+
+fn newest(tree: &Path, release: Option<&str>) -> Result<PathBuf, SetupError> {
+    let boot = tree.join("boot");
+    let entries = fs::read_dir(&boot).map_err(|source| SourceError::Io { path: boot.clone(), source })?;
+    let mut found: Vec<(Vec<u64>, PathBuf)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let own = name.strip_prefix("vmlinuz-")?;
+            let numbers = own.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
+            release.is_none_or(|wanted| wanted == own).then(|| (numbers, entry.path()))
+        })
+        .collect();
+    found.sort();
+    let none = || SetupError::Unfit(format!("there is no kernel `vmlinuz-RELEASE` in {}", boot.display()));
+    found.pop().map(|(_, path)| path).ok_or_else(none)
+}
+
+fn owned_by_root(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.uid() == 0 && meta.mode() & 0o022 == 0)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, SetupError> {
+    let io = |source| SourceError::Io { path: path.to_owned(), source };
+    if fs::metadata(path).map_err(io)?.len() > MOST {
+        return Err(SourceError::Large { name: path.display().to_string(), most: MOST }.into());
+    }
+    Ok(fs::read(path).map_err(io)?)
+}
+
+/// Modules that guests load are few, but which depend on which is the kernel's to say: all of the drivers that may be needed.
+fn find(modules: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<(), SetupError> {
+    const PARTS: [&str; 5] =
+        ["kernel/drivers/virtio", "kernel/drivers/block", "kernel/fs", "kernel/net/vmw_vsock", "kernel/lib"];
+    let directory = modules.join(below);
+    let Ok(entries) = fs::read_dir(&directory) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let path = below.join(entry.file_name());
+        let wanted = PARTS.iter().any(|part| path.starts_with(part) || Path::new(part).starts_with(&path));
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() && wanted => find(modules, &path, found)?,
+            Ok(kind) if kind.is_file() && PARTS.iter().any(|part| path.starts_with(part)) => found.push(path),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_kernel_comes_with_its_modules_if_its_digest_is_known() {
+        let (tree, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let write = |name: &str, content: &str| {
+            let path = tree.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        };
+        write("boot/vmlinuz-6.9.0", "old");
+        write("boot/vmlinuz-6.12.1-cloud", "new");
+        for name in ["modules.dep", "kernel/fs/squashfs/squashfs.ko", "kernel/sound/a.ko"] {
+            write(&format!("lib/modules/6.12.1-cloud/{name}"), name);
+        }
+        let place = Place { root: root.path().to_owned(), user: None };
+        let digest = crate::artifact::Digest::of(b"new").to_string();
+        let pin = |digest: &str| Some(Pin::Sha256(digest.to_owned(), "you".to_owned()));
+        let plan = |pin| super::plan(&place, tree.path(), None, pin);
+        plan(pin(&digest)).unwrap().carry_out(&place, false).unwrap();
+        let copy = place.at(COPY);
+        assert_eq!(fs::read_to_string(copy.join("boot/vmlinuz-6.12.1-cloud")).unwrap(), "new");
+        assert!(copy.join("lib/modules/6.12.1-cloud/kernel/fs/squashfs/squashfs.ko").is_file());
+        assert!(!copy.join("lib/modules/6.12.1-cloud/kernel/sound").exists());
+        assert!(plan(pin(&"0".repeat(64))).is_err());
+        // Whose it is says nothing if everybody can write it.
+        fs::set_permissions(
+            tree.path().join("boot/vmlinuz-6.12.1-cloud"),
+            std::os::unix::fs::PermissionsExt::from_mode(0o666),
+        )
+        .unwrap();
+        assert!(plan(None).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! `plimsoll setup`, against releases on this machine: by directory, file and server, whole, damaged and foreign.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+use common::{available, plimsoll};
+use sha2::{Digest as _, Sha256, Sha512};
+
+const ARCH: &str = std::env::consts::ARCH;
+
+/// The smallest thing that looks like a program for this machine.
+fn program(tail: &str) -> Vec<u8> {
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(18, 0);
+    elf.extend_from_slice(if ARCH == "aarch64" { &[0xb7, 0] } else { &[0x3e, 0] });
+    elf.extend_from_slice(tail.as_bytes());
+    elf
+}
+
+/// A release of gVisor in a directory.
+fn gvisor(dir: &Path) -> Vec<u8> {
+    let runsc = program("runsc");
+    fs::write(dir.join("runsc"), &runsc).unwrap();
+    fs::write(dir.join("runsc.sha512"), format!("{}  runsc\n", hex::encode(Sha512::digest(&runsc)))).unwrap();
+    runsc
+}
+
+/// A release of Firecracker in a directory; the name of its archive.
+fn firecracker(dir: &Path, version: &str) -> PathBuf {
+    let mut tar = tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast()));
+    for name in ["firecracker", "jailer", "seccompiler-bin"] {
+        let content = program(name);
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o755);
+        header.set_size(content.len() as u64);
+        let path = format!("release-v{version}-{ARCH}/{name}-v{version}-{ARCH}");
+        tar.append_data(&mut header, path, content.as_slice()).unwrap();
+    }
+    let archive = tar.into_inner().unwrap().finish().unwrap();
+    let path = dir.join(format!("firecracker-v{version}-{ARCH}.tgz"));
+    fs::write(&path, &archive).unwrap();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let sums = format!("{}  {name}\n", hex::encode(Sha256::digest(&archive)));
+    fs::write(dir.join(format!("{name}.sha256.txt")), sums).unwrap();
+    path
+}
+
+/// Serves a directory's files; ends with the test program.
+fn serve(dir: PathBuf) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/releases", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut asked = vec![0; 4096];
+            let n = stream.read(&mut asked).unwrap_or(0);
+            let text = String::from_utf8_lossy(&asked[..n]).into_owned();
+            let name =
+                text.split_whitespace().nth(1).and_then(|path| path.strip_prefix("/releases/")).unwrap_or("none");
+            let (status, body) = match fs::read(dir.join(name)) {
+                Ok(body) => (200, body),
+                Err(_) => (404, Vec::new()),
+            };
+            let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        }
+    });
+    address
+}
+
+struct Dirs {
+    release: tempfile::TempDir,
+    root: tempfile::TempDir,
+}
+
+impl Dirs {
+    fn new() -> Self {
+        Dirs { release: tempfile::tempdir().unwrap(), root: tempfile::tempdir().unwrap() }
+    }
+
+    fn setup(&self, what: &str, from: &str, more: &[&str]) -> common::Ran {
+        let mut arguments = vec!["setup", what, "--from", from, "--root", self.root.path().to_str().unwrap()];
+        arguments.extend(more);
+        plimsoll(arguments).run()
+    }
+
+    fn from(&self) -> &str {
+        self.release.path().to_str().unwrap()
+    }
+
+    fn installed(&self, name: &str) -> PathBuf {
+        self.root.path().join("usr/local/bin").join(name)
+    }
+}
+
+#[test]
+fn gvisor_comes_from_a_directory_a_file_and_a_server_and_is_recorded() {
+    let release = Dirs::new();
+    let runsc = gvisor(release.release.path());
+    let file = release.release.path().join("runsc");
+    for from in [release.from().to_owned(), file.to_str().unwrap().to_owned(), serve(release.release.path().to_owned())]
+    {
+        let dirs = Dirs::new();
+        dirs.setup("gvisor", &from, &["--dry-run"]).exits(0).prints("would be written");
+        assert!(!dirs.installed("runsc").exists(), "{from}");
+        dirs.setup("gvisor", &from, &[]).exits(0).prints("SHA-512 as").prints("an identified engine");
+        assert_eq!(fs::read(dirs.installed("runsc")).unwrap(), runsc);
+        let record = fs::read_to_string(dirs.root.path().join("etc/plimsoll/engines.json")).unwrap();
+        assert!(record.contains(&hex::encode(Sha256::digest(&runsc))), "{record}");
+        dirs.setup("gvisor", &from, &[]).exits(0).prints("is there already");
+    }
+}
+
+#[test]
+fn what_cannot_be_verified_is_not_installed() {
+    let dirs = Dirs::new();
+    gvisor(dirs.release.path());
+    let file = dirs.release.path().join("runsc");
+    // Damaged after its release.
+    let mut damaged = fs::read(&file).unwrap();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(&file, damaged).unwrap();
+    dirs.setup("gvisor", dirs.from(), &[]).exits(13).says("nothing was installed");
+    // No checksum, and another than the user says.
+    fs::remove_file(dirs.release.path().join("runsc.sha512")).unwrap();
+    dirs.setup("gvisor", dirs.from(), &[]).exits(13).says("nothing says what the digest");
+    dirs.setup("gvisor", dirs.from(), &["--sha256", &"0".repeat(64)]).exits(13).says("--sha256 says");
+    // A page where a program should be, with its own checksum.
+    fs::write(&file, "<html>not found</html>").unwrap();
+    let sum = hex::encode(Sha256::digest(b"<html>not found</html>"));
+    dirs.setup("gvisor", dirs.from(), &["--sha256", &sum]).exits(13).says("no program for this machine");
+    dirs.setup("gvisor", &serve(dirs.root.path().to_owned()), &[]).exits(13).says("404");
+    dirs.setup("gvisor", "/no/such/place", &[]).exits(13).says("`--from` takes");
+    assert!(!dirs.installed("runsc").exists());
+    assert!(!dirs.root.path().join("etc").exists());
+}
+
+#[test]
+fn firecracker_and_its_jailer_come_out_of_one_archive() {
+    let dirs = Dirs::new();
+    let archive = firecracker(dirs.release.path(), "1.16.0");
+    dirs.setup("firecracker", &serve(dirs.release.path().to_owned()), &[]).exits(0).prints("SHA-256 as");
+    for name in ["firecracker", "jailer"] {
+        assert_eq!(fs::read(dirs.installed(name)).unwrap(), program(name));
+    }
+    assert!(!dirs.installed("seccompiler-bin").exists());
+    // Too old, even when it is all right otherwise.
+    firecracker(dirs.release.path(), "1.12.1");
+    dirs.setup("firecracker", dirs.from(), &["--release", "1.12.1"]).exits(2).says("older than 1.16");
+    // A damaged archive leaves what is there.
+    let mut bytes = fs::read(&archive).unwrap();
+    bytes[30] ^= 1;
+    fs::write(&archive, bytes).unwrap();
+    dirs.setup("firecracker", dirs.from(), &[]).exits(13);
+    assert_eq!(fs::read(dirs.installed("jailer")).unwrap(), program("jailer"));
+}
+
+#[test]
+fn python_is_the_package_that_is_pinned_and_no_other() {
+    let dirs = Dirs::new();
+    let package = dirs.release.path().join("python-wasi-3.12.0.tgz");
+    fs::write(&package, "another").unwrap();
+    dirs.setup("wasm-python", dirs.from(), &[]).exits(13).says("SHA-512");
+    assert!(!dirs.root.path().join("usr").exists());
+    // The real one, where a mirror of it is at hand.
+    let Some(real) = std::env::var_os("PLIMSOLL_TEST_PYTHON_WASI") else {
+        available("wasm-python-package", Err("PLIMSOLL_TEST_PYTHON_WASI names no python-wasi-3.12.0.tgz".to_owned()));
+        return;
+    };
+    fs::copy(real, &package).unwrap();
+    dirs.setup("wasm-python", dirs.from(), &[]).exits(0).prints("as this release of plimsoll says");
+    let module = fs::read(dirs.root.path().join("usr/local/share/plimsoll/wasm/python.wasm")).unwrap();
+    assert!(module.starts_with(b"\0asm"));
+}
+
+#[test]
+fn a_profile_is_written_for_a_machine_that_is_being_built() {
+    let root = tempfile::tempdir().unwrap();
+    let at = root.path().to_str().unwrap();
+    plimsoll(["setup", "userns", "--root", at, "--program", "/usr/bin/plimsoll"]).run().exits(0).prints("written");
+    let profile = fs::read_to_string(root.path().join("etc/apparmor.d/plimsoll")).unwrap();
+    assert!(profile.contains("/usr/bin/plimsoll flags=(unconfined)"), "{profile}");
+}
