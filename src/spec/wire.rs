@@ -163,7 +163,7 @@ steps:
     outputs: ["out/**", "report.xml"]
     junit: report.xml
   - { name: perl, run: print 1, shell: "perl -w '{0}'" }
-  - { run: "'a b.wasm' x 'y z'", sandbox: { deterministic: true, grants: { filesystem: work } } }
+  - { run: "'a b.wasm' x 'y z'", sandbox: { backend: wasm, deterministic: true, grants: { filesystem: work } } }
   - { run: python main.py, sandbox: { backend: wasm } }
   - { run: x, artifact: { github: patch, run-id: 17 } }
   - { run: x, artifact: { gitlab: build, ref: main } }
