@@ -274,6 +274,34 @@ fn systemd_finds_no_fault_in_the_units() {
     assert!(about_ours.is_empty() && ran.code() == 0, "{}", ran.all());
 }
 
+/// A service that lacked one would refuse every step; the firecracker backend's are tried in the KVM lab.
+#[test]
+fn the_capabilities_that_the_unit_leaves_are_enough() {
+    let root = rustix::process::geteuid().is_root();
+    let why = if root { installed("setpriv") } else { Err("it takes root to have capabilities".to_owned()) };
+    if !available("service", why) {
+        return;
+    }
+    let host = Host::new();
+    host.setup(&[]).exits(0);
+    let unit = host.read(UNITS[0]);
+    let lines = unit.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let left: Vec<String> =
+        lines.flat_map(str::split_whitespace).map(|c| c.replace("CAP_", "+").to_lowercase()).collect();
+    assert_eq!(left.len(), 16, "docs/signing.md says how many");
+    let set = format!("-all,{}", left.join(","));
+    fs::create_dir(host.path("artifact")).unwrap();
+    fs::write(host.path("artifact/x.wat"), "(module (memory (export \"memory\") 1) (func (export \"_start\")))")
+        .unwrap();
+    for (backend, run) in [("wasm", "x.wat"), ("gvisor", "id")] {
+        if common::backend(backend) {
+            let plimsoll = [common::binary().to_str().unwrap(), "run", "--service", "never", "--artifact", "artifact"];
+            let ran = program("setpriv").args(["--bounding-set", &set]).args(plimsoll);
+            ran.args(["--backend", backend, "--run", run]).dir(host.0.path()).run().exits(0);
+        }
+    }
+}
+
 /// The exposure that docs/signing.md states; not a goal in itself, see the unit on what stays off.
 const EXPOSURE: f64 = 7.9;
 

@@ -14,6 +14,9 @@ trap 'journalctl --no-pager -u plimsoll.service -u plimsoll.socket > "$out/journ
 
 plimsoll setup service > "$out/setup" || fail "setup: $(cat "$out/setup")"
 plimsoll setup service | grep -q '^made\|^replaced' && fail 'setting up again changed something'
+# An operator's change. A processor that is emulated twice takes its time.
+mkdir -p /etc/systemd/system/plimsoll.service.d
+printf '[Service]\nEnvironment=PLIMSOLL_BOOT_TIMEOUT=%s\n' "$boot_timeout" > /etc/systemd/system/plimsoll.service.d/lab.conf
 systemd-analyze verify --man=no plimsoll.service plimsoll.socket || fail 'systemd finds a fault in the units'
 systemctl is-active --quiet plimsoll.socket && fail 'it was started without being asked'
 systemctl daemon-reload
