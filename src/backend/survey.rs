@@ -17,12 +17,8 @@ use crate::evidence::host::{Finding, Grade, posture};
 /// Free space below which unpacking and images soon fail, bytes.
 const LITTLE: u64 = 2 << 30;
 /// Sockets whose owner runs whatever it is asked to as root.
-const ROOT_SOCKETS: [&str; 4] = [
-    "run/docker.sock",
-    "run/containerd/containerd.sock",
-    "run/podman/podman.sock",
-    "run/crio/crio.sock",
-];
+const ROOT_SOCKETS: [&str; 4] =
+    ["run/docker.sock", "run/containerd/containerd.sock", "run/podman/podman.sock", "run/crio/crio.sock"];
 /// Parts of names that variables with secrets in them have.
 const SECRET_WORDS: [&str; 8] =
     ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "PRIVATE_KEY", "CREDENTIAL"];
@@ -257,7 +253,10 @@ mod tests {
     #[test]
     fn the_runners_unit_is_named_in_the_fix() {
         assert_eq!(unit("0::/system.slice/actions.runner.x-y.z.service\n").unwrap(), "actions.runner.x-y.z.service");
-        assert_eq!(unit("0::/user.slice/user@1000.service/app.slice/gitlab-runner.service/sub\n").unwrap(), "gitlab-runner.service");
+        assert_eq!(
+            unit("0::/user.slice/user@1000.service/app.slice/gitlab-runner.service/sub\n").unwrap(),
+            "gitlab-runner.service"
+        );
         assert!(unit("0::/init.scope\n4:pids:/\n").is_none());
         // A name that a shell would read is nobody's unit.
         assert!(unit("0::/x$(reboot).service\n").is_none());

@@ -97,7 +97,9 @@ pub fn before(known: &Known<'_>, boundary: &Boundary, answered: Option<Duration>
     facts.extend(advisory::known(EngineKind::Firecracker, known.version, known.refuse_vulnerable));
     facts.extend(limits(known, boundary));
     facts.extend(configured(known));
-    facts.extend(host::posture().into_iter().map(|found| Fact::Remark { control: ControlId::Hypervisor, what: found.fact }));
+    facts.extend(
+        host::posture().into_iter().map(|found| Fact::Remark { control: ControlId::Hypervisor, what: found.fact }),
+    );
     seen.extend(facts.into_iter().map(Observation::host));
     Ok(seen)
 }
