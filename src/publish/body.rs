@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Publication, Said, Standing};
 use crate::report::markdown::{self, Frame};
-use crate::report::{Verdict, words};
+use crate::report::{ReportOrigin, Verdict, words};
 use crate::text::Untrusted;
 
 /// First line of every body of ours.
@@ -209,6 +209,9 @@ fn around(what: &Publication, sha: &str) -> String {
         let _ = write!(text, "[run]({url}). ");
     }
     match &what.standing {
+        Standing::Own if what.report().is_some_and(|(report, _)| report.origin == ReportOrigin::Service) => {
+            text.push_str("_Run and signed by the service of the runner's host._");
+        }
         Standing::Own => text.push_str("_Evidence collected by the job itself._"),
         Standing::Signed { host, key_id, artifact } => {
             let compared = if *artifact {

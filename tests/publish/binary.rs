@@ -10,7 +10,7 @@ use crate::fake::{Github, refusal};
 use crate::samples;
 use crate::{HEAD, TOKEN, github_env};
 
-fn in_github(mut run: Run, github: &Github, event: &str, files: &Path) -> Run {
+pub fn in_github(mut run: Run, github: &Github, event: &str, files: &Path) -> Run {
     for (var, value) in github_env(event, &github.uri()) {
         run = run.env(var.name(), value);
     }
@@ -18,7 +18,7 @@ fn in_github(mut run: Run, github: &Github, event: &str, files: &Path) -> Run {
 }
 
 /// A directory with the programs of the forge tests.
-fn place() -> tempfile::TempDir {
+pub fn place() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
     for name in ["pass.wat", "fail.wat"] {
         fs::copy(fixture("forge/project").join(name), place.path().join(name)).unwrap();
@@ -31,7 +31,7 @@ fn published(place: &Path) -> serde_json::Value {
 }
 
 /// The server answers on threads of its own, while the program runs.
-fn server() -> (tokio::runtime::Runtime, Github) {
+pub fn server() -> (tokio::runtime::Runtime, Github) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let github = runtime.block_on(Github::start());
     (runtime, github)

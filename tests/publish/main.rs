@@ -12,6 +12,10 @@ mod samples;
 #[allow(dead_code, reason = "shared with the tests of forges")]
 mod project;
 
+#[path = "../service/support.rs"]
+#[allow(dead_code, reason = "shared with the tests of the service")]
+mod support;
+
 mod another_job;
 mod binary;
 mod fake;
@@ -20,6 +24,7 @@ mod gitlab;
 mod hostile;
 mod jobs;
 mod prism;
+mod service;
 mod tls;
 
 use plimsoll::env::{Env, Var};
