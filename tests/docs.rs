@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use plimsoll::backend::{Backend, fix};
 use plimsoll::env::Var;
 use plimsoll::evidence::advisory::ADVISORIES;
 use plimsoll::evidence::identity::{RELEASES, Release};
@@ -317,6 +318,34 @@ fn examples_parse() {
         let schema = header.unwrap_or_else(|| panic!("{}: no schema header", file.display()));
         assert!(file.parent().unwrap().join(schema).exists(), "{}: {schema} leads nowhere", file.display());
     }
+}
+
+/// What a run says with exit 12 is what the page says.
+#[test]
+fn the_fixes_of_exit_12_are_the_codes() {
+    let real: Vec<Vec<String>> =
+        fix::ALL.iter().map(|(blocker, fix)| [blocker, fix].map(|text| text.replace('`', "")).into()).collect();
+    assert_eq!(table(&page("docs/hosts.md"), "## What exit 12 says"), real);
+}
+
+/// Every cell is a tier that the backend can reach, or says where to look; and says where it is from.
+#[test]
+fn no_host_reaches_more_than_its_backend() {
+    let page = page("docs/hosts.md");
+    let head = page.lines().find(|line| line.starts_with("| host |")).unwrap();
+    let rows = table(&page, "## What each reaches");
+    for (index, backend) in Backend::ALL.into_iter().enumerate() {
+        assert_eq!(head.split('|').nth(index + 2).unwrap().trim(), format!("`{}`", backend.name()));
+        for row in &rows {
+            let cell = &row[index + 1];
+            match cell.split_once(' ').unwrap_or((cell, "")) {
+                ("as", _) | ("—", "m" | "d") => {}
+                (word, "m" | "d") => assert!(word.parse::<Tier>().unwrap() <= backend.reaches(), "{}: {cell}", row[0]),
+                _ => panic!("{}: {cell:?} does not say whether it was measured", row[0]),
+            }
+        }
+    }
+    assert!(rows.len() > 12 && rows.iter().all(|row| !row[4].is_empty()), "{rows:?}");
 }
 
 #[test]

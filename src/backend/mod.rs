@@ -33,6 +33,7 @@ pub mod executable;
 pub mod fake;
 pub mod family;
 pub mod firecracker;
+pub mod fix;
 pub mod gvisor;
 pub mod jail;
 pub mod launcher;

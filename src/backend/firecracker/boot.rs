@@ -18,7 +18,7 @@ use super::{raise, unavailable};
 use crate::backend::channel::Channel;
 use crate::backend::launcher::control::Launched;
 use crate::backend::launcher::{EngineEnd, Request, Stage, Work};
-use crate::backend::{Backend, Plan, PrepareError};
+use crate::backend::{Backend, Plan, PrepareError, fix};
 use crate::evidence::proc::ProcDir;
 
 /// How long the VMM may take to listen for requests.
@@ -62,9 +62,7 @@ impl Trouble {
                     patience.as_secs(),
                     log(last_words)
                 ),
-                help: "run on bare metal or with working nested virtualisation; on a host that is only slow, raise \
-                       PLIMSOLL_BOOT_TIMEOUT"
-                    .to_owned(),
+                help: fix::KVM_USELESS.to_owned(),
             },
             Self::Ended => unavailable(
                 format!(

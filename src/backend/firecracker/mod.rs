@@ -31,7 +31,7 @@ use super::launcher::control::{Launched, launch};
 use super::launcher::teardown::Remains;
 use super::launcher::{Reply, Request, Work};
 use super::traces::{BASE, Mark};
-use super::{Backend, BinaryRecord, EngineRecord, MachineParts, Output, Phase, Plan, PrepareError, Usage, sys};
+use super::{Backend, BinaryRecord, EngineRecord, MachineParts, Output, Phase, Plan, PrepareError, Usage, fix, sys};
 use crate::evidence::fact::EngineKind;
 use crate::evidence::{Admission, ControlId, Fact, Observation};
 
@@ -327,11 +327,7 @@ pub fn usable_kvm() -> Result<(), Blocked> {
     let path = "/dev/kvm";
     let blocked = |blocker: String, help: &str| Blocked { blocker, help: help.to_owned() };
     if !Path::new(path).exists() {
-        return Err(blocked(
-            "there is no /dev/kvm on this host".to_owned(),
-            "run on bare metal, or on a virtual machine with nested virtualisation; load the module kvm_intel or kvm_amd; \
-             in a container hand the device in (`--device /dev/kvm`)",
-        ));
+        return Err(blocked("there is no /dev/kvm on this host".to_owned(), fix::NO_KVM));
     }
     let allowed = rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
         .and_then(|()| open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()));
@@ -341,7 +337,7 @@ pub fn usable_kvm() -> Result<(), Blocked> {
         let help = match e {
             // A node with nothing behind it: no rights would help.
             Errno::NODEV | Errno::NXIO => no_driver,
-            _ => "add the runner's user to the group kvm (`sudo usermod -aG kvm USER`) and start the runner again",
+            _ => fix::KVM_DENIED,
         };
         blocked(format!("/dev/kvm cannot be opened: {}", io::Error::from(e)), help)
     })?;

@@ -63,7 +63,8 @@ impl Attempt {
             blocker,
             help: help.to_owned(),
         };
-        let denied = matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSPC | libc::EINVAL));
+        // ENOSYS: a container's seccomp filter may say so of `unshare`.
+        let denied = matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSPC | libc::EINVAL | libc::ENOSYS));
         match stage {
             Stage::Procfs if self.pid_namespace => {
                 self.pid_namespace = false;

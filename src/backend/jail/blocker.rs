@@ -1,6 +1,7 @@
 //! What stands in the way of a jail on this host, found by trying, and what to do about it.
 
 use super::{JailError, Limits, Profile, Spec, spawn::Jail};
+use crate::backend::fix;
 
 /// Something about this host that forbids jails, and its fix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -80,11 +81,12 @@ fn diagnose(step: &str, errno: i32, host: &Host) -> Option<Blocker> {
     if !NAMESPACE_STEPS.contains(&step) {
         return None;
     }
-    let denied = errno == libc::EPERM || errno == libc::EACCES;
+    // A filter may say that there is no such call (Podman's does, of what it does not know).
+    let denied = errno == libc::EPERM || errno == libc::EACCES || (errno == libc::ENOSYS && host.filtered);
     if host.max_user_namespaces == Some(0) {
         return Some(Blocker::new(
             "user namespaces are switched off (user.max_user_namespaces is 0)",
-            "sudo sysctl -w user.max_user_namespaces=15000",
+            fix::MAX_USER_NAMESPACES,
         ));
     }
     if step == "unshare" && (errno == libc::ENOSPC || errno == libc::EUSERS) {
@@ -93,7 +95,7 @@ fn diagnose(step: &str, errno: i32, host: &Host) -> Option<Blocker> {
             "raise user.max_user_namespaces, or run plimsoll outside of nested containers",
         ));
     }
-    if step == "unshare" && (errno == libc::EINVAL || errno == libc::ENOSYS) {
+    if step == "unshare" && !denied && (errno == libc::EINVAL || errno == libc::ENOSYS) {
         return Some(Blocker::new(
             "this kernel has no user namespaces",
             "use a kernel with CONFIG_USER_NS, or a host with `backend: firecracker`",
@@ -105,25 +107,25 @@ fn diagnose(step: &str, errno: i32, host: &Host) -> Option<Blocker> {
     if host.unprivileged_clone == Some(0) && !host.root {
         return Some(Blocker::new(
             "plain users may not make user namespaces (kernel.unprivileged_userns_clone is 0)",
-            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+            fix::USERNS_CLONE,
         ));
     }
     if host.apparmor_restricts == Some(1) && !host.root {
         return Some(Blocker::new(
             "AppArmor lets plain users make no user namespaces (kernel.apparmor_restrict_unprivileged_userns is 1)",
-            "sudo plimsoll setup userns, or sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+            fix::APPARMOR_USERNS,
         ));
     }
     if host.confinement.contains("(enforce)") {
         return Some(Blocker::new(
             format!("the AppArmor profile around the runner, {}, forbids to {step}", host.confinement),
-            "start the container with `--security-opt apparmor=unconfined`",
+            fix::APPARMOR,
         ));
     }
     if host.filtered {
         return Some(Blocker::new(
             format!("the seccomp filter of the container around the runner forbids to {step}"),
-            "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows unshare and mount",
+            fix::SECCOMP,
         ));
     }
     Some(Blocker::new(
@@ -173,7 +175,9 @@ mod tests {
         let docker = Host { confinement: "docker-default (enforce)".into(), root: true, ..PLAIN };
         assert!(what(libc::EACCES, docker).contains("docker-default"));
         assert!(what(libc::EPERM, Host { filtered: true, ..PLAIN }).contains("seccomp"));
+        assert!(what(libc::ENOSYS, Host { filtered: true, ..PLAIN }).contains("seccomp"));
         assert!(what(libc::EINVAL, PLAIN).contains("no user namespaces"));
+        assert!(what(libc::ENOSYS, PLAIN).contains("no user namespaces"));
     }
 
     #[test]
