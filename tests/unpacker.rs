@@ -24,6 +24,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use plimsoll::artifact::helper::apply_in_helper;
 use plimsoll::artifact::layers::{self, Applied, Layer};
 use plimsoll::artifact::{Acquire, Budget, Digest, Error, Purpose, Rule, Summary, acquire};
+use plimsoll::env::Env;
 use plimsoll::image::Cache;
 use plimsoll::run::{image, unpacker};
 use plimsoll::spec::ImageSource;
@@ -298,7 +299,16 @@ fn an_image_is_unpacked_once_and_found_again() {
     let cache = Cache::at(&place.path().join("cache")).unwrap();
     let stop = AtomicBool::new(false);
     let prepare = |source: &ImageSource, digest: Option<Digest>| {
-        image::prepare(source, &image::Terms { cache: &cache, digest, deadline: Duration::from_secs(300), stop: &stop })
+        let terms = image::Terms {
+            cache: &cache,
+            digest,
+            deadline: Duration::from_secs(300),
+            stop: &stop,
+            env: &Env::default(),
+            insecure_registries: &[],
+            progress: &|_| {},
+        };
+        image::prepare(source, &terms)
     };
     let files = ["bin/tool", "etc/passwd"].map(|name| (name.to_owned(), b"app:x:5:6::/:/bin/sh\n".to_vec()));
     let layer = tar(files.into_iter().chain([("a/file".to_owned(), b"content".to_vec())]));

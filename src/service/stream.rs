@@ -106,9 +106,7 @@ pub async fn pump(link: Link, mut items: UnboundedReceiver<Item>) -> Option<Link
     loop {
         if gone {
             // Nobody is told any more, and nobody waits for that.
-            if items.recv().await.is_none() {
-                return None;
-            }
+            items.recv().await?;
             continue;
         }
         if first.is_none() {

@@ -130,7 +130,7 @@ pub async fn raise_machine(
     let process = ProcDir::open(pid).map_err(|_| Trouble::Ended)?;
     // The observation asks for this digest, and finds it known.
     if let Ok(same) = ProcDir::open(pid) {
-        let _ = tokio::task::spawn_blocking(move || same.exe_sha256());
+        drop(tokio::task::spawn_blocking(move || same.exe_sha256()));
     }
     loop {
         let attempt = tokio::time::timeout_at(until.into(), sockets.guest()).await;
