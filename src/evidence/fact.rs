@@ -422,7 +422,7 @@ impl Fact {
                 }
             }
             Fact::Seccomp { threads, filtered } => {
-                format!("{filtered} of {threads} threads run behind a seccomp filter")
+                format!("{filtered} of {threads} threads run behind a seccomp filter of their own")
             }
             Fact::NoNewPrivs { threads, set } => format!("{set} of {threads} threads have NoNewPrivs"),
             Fact::Capabilities { mask, own_user_namespace } => format!(

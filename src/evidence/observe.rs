@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::control::ControlId;
 use super::fact::{Fact, Namespace, Observation};
-use super::proc::{Descriptor, FileId, Mount, ProcDir, all_pids, file_id_text};
+use super::proc::{Descriptor, FileId, Mount, ProcDir, Status, all_pids, file_id_text};
 
 /// What a backend planned for its boundary, so that what is seen can be told from what should not be there.
 #[derive(Debug, Clone, Default)]
@@ -86,6 +86,9 @@ impl Snapshot {
         let count = |key: &str, value: &str| {
             u32::try_from(threads.iter().filter(|t| t.get(key) == Some(value)).count()).unwrap_or(u32::MAX)
         };
+        let runner = own.status()?;
+        let filtered = threads.iter().filter(|thread| has_own_filter(thread, &runner)).count();
+        let filtered = u32::try_from(filtered).unwrap_or(u32::MAX);
         let capability_sets = ["CapInh", "CapPrm", "CapEff", "CapAmb"];
         let capabilities = threads
             .iter()
@@ -102,7 +105,7 @@ impl Snapshot {
             groups: status.numbers("Groups"),
             capabilities: if threads.is_empty() { None } else { capabilities },
             threads: u32::try_from(threads.len()).unwrap_or(u32::MAX),
-            filtered: count("Seccomp", "2"),
+            filtered,
             no_new_privs: count("NoNewPrivs", "1"),
             root: process.file_id("root/").map_err(text),
             host_root: own.file_id("root/").map_err(text),
@@ -259,6 +262,16 @@ impl Snapshot {
         }
         Ok(())
     }
+}
+
+/// Whether a thread runs behind a seccomp filter that it does not have from the runner. Filters are inherited: in a container
+/// whose engine filters everything, as Docker's does, each process has one before it confines itself. How many a thread
+/// runs behind is told since Linux 5.9 (proc_pid_status(5)); before, a filter of the runner's own hides those of others.
+fn has_own_filter(thread: &Status, runner: &Status) -> bool {
+    let filtered = |status: &Status| status.get("Seccomp") == Some("2");
+    let filters = |status: &Status| status.numbers("Seccomp_filters").first().copied();
+    filtered(thread)
+        && (!filtered(runner) || matches!((filters(thread), filters(runner)), (Some(theirs), Some(ours)) if theirs > ours))
 }
 
 fn unreadable(control: ControlId, what: &str, why: &str) -> Fact {
@@ -421,6 +434,21 @@ impl Boundary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_that_the_runner_itself_is_behind_confines_nobody_else() {
+        let status = |mode: u32, filters: Option<u32>| {
+            let filters = filters.map_or(String::new(), |n| format!("Seccomp_filters:\t{n}\n"));
+            Status::parse(&format!("Name:\tx\nSeccomp:\t{mode}\n{filters}"))
+        };
+        let (free, docker, old) = (status(0, Some(0)), status(2, Some(1)), status(2, None));
+        assert!(has_own_filter(&status(2, Some(1)), &free));
+        assert!(has_own_filter(&status(2, None), &status(0, None)), "a kernel that does not count");
+        assert!(has_own_filter(&status(2, Some(2)), &docker));
+        assert!(!has_own_filter(&status(2, Some(1)), &docker), "inherited");
+        assert!(!has_own_filter(&old, &old), "not to be told apart");
+        assert!(!has_own_filter(&free, &free) && !has_own_filter(&status(1, Some(0)), &free));
+    }
 
     #[test]
     fn only_channel_anonymous_and_stdio_descriptors_pass_for_nothing() {

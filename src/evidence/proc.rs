@@ -38,7 +38,7 @@ pub struct Status {
 }
 
 impl Status {
-    fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         let fields = text
             .lines()
             .filter_map(|line| line.split_once(':'))
