@@ -371,7 +371,7 @@ impl tower_service::Service<http::Request<OctoBody>> for Service {
             let path = parts.uri.path_and_query().map_or("/", |p| p.as_str());
             let url = Url::parse(&format!("{}{path}", service.base))?;
             let mut sent = Request::new(parts.method, url)
-                .header(header::ACCEPT, HeaderValue::from_static("application/vnd.github+json"))
+                .header(header::ACCEPT, HeaderValue::from_static("application/vnd.github+json, application/json"))
                 .header(header::HeaderName::from_static("x-github-api-version"), HeaderValue::from_static(VERSION))
                 .bearer(&service.token);
             let body = body.collect().await?.to_bytes();
