@@ -271,7 +271,8 @@ fn has_own_filter(thread: &Status, runner: &Status) -> bool {
     let filtered = |status: &Status| status.get("Seccomp") == Some("2");
     let filters = |status: &Status| status.numbers("Seccomp_filters").first().copied();
     filtered(thread)
-        && (!filtered(runner) || matches!((filters(thread), filters(runner)), (Some(theirs), Some(ours)) if theirs > ours))
+        && (!filtered(runner)
+            || matches!((filters(thread), filters(runner)), (Some(theirs), Some(ours)) if theirs > ours))
 }
 
 fn unreadable(control: ControlId, what: &str, why: &str) -> Fact {
