@@ -6,7 +6,7 @@ use crate::common::{available, backend, binary, fixture, installed};
 
 /// What `tests/packaging/image` needs: it makes mounts and files of several owners.
 fn buildable() -> Result<(), String> {
-    ["buildah", "mmdebstrap", "setpriv", "pivot_root"].into_iter().try_for_each(|program| installed(program))?;
+    ["buildah", "mmdebstrap", "setpriv", "pivot_root"].into_iter().try_for_each(installed)?;
     if rustix::process::geteuid().is_root() { Ok(()) } else { Err("it is built as root".to_owned()) }
 }
 
