@@ -94,7 +94,9 @@ pub fn receive(
         if let Some(file) = &sent.artifact {
             let ours = inbox.take(file, Purpose::Artifact)?;
             match &mut step.artifact {
-                ArtifactSource::Path(path) | ArtifactSource::PathWithDigest { path, .. } => names.push(renamed(path, ours)),
+                ArtifactSource::Path(path) | ArtifactSource::PathWithDigest { path, .. } => {
+                    names.push(renamed(path, ours))
+                }
                 forge @ (ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. }) => {
                     names.push((ours.display().to_string(), forge.to_string()));
                     *forge = ArtifactSource::Path(ours);

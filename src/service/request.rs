@@ -206,16 +206,25 @@ mod tests {
                 )),
                 "a mount did not",
             ),
-            (one(&format!(r#""step":{{"run":"make"}},{artifact},"mounts":[{{"fd":0,"kind":"file","name":"x"}}]"#)), "a mount"),
+            (
+                one(&format!(r#""step":{{"run":"make"}},{artifact},"mounts":[{{"fd":0,"kind":"file","name":"x"}}]"#)),
+                "a mount",
+            ),
             (
                 one(&format!(
                     r#""step":{{"run":"make","sandbox":{{"mounts":[{{"path":"/etc","at":"/x"}}]}}}},{artifact},"mounts":[{{"fd":1,"kind":"file","name":"x"}}]"#
                 )),
                 "a descriptor did not",
             ),
-            (one(&format!(r#""step":{{"run":"make","sandbox":{{"image":"alpine:3"}}}},{artifact}"#)), "an image did not"),
+            (
+                one(&format!(r#""step":{{"run":"make","sandbox":{{"image":"alpine:3"}}}},{artifact}"#)),
+                "an image did not",
+            ),
             (one(r#""step":{"run":"make","artifact":{"github":"dist"}},"artifact":null"#), "an artifact did not"),
-            (one(&format!(r#""step":{{"run":"make","artifact":{{"gitlab":"build"}}}},{artifact}"#)), "an artifact did not"),
+            (
+                one(&format!(r#""step":{{"run":"make","artifact":{{"gitlab":"build"}}}},{artifact}"#)),
+                "an artifact did not",
+            ),
             (
                 one(&format!(
                     r#""step":{{"run":"make","sandbox":{{"backend":"firecracker","image":"host","kernel":"/boot/k"}}}},{artifact}"#
