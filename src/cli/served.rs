@@ -205,13 +205,23 @@ fn refusal_of(declined: &Declined) -> RefusalRecord {
 
 const fn unsent_exit(error: &SendError) -> Exit {
     match error {
+        SendError::Missing { exit, .. } => *exit,
         SendError::TooMuch => Exit::Usage,
         SendError::Unreadable { .. } | SendError::Kind { .. } | SendError::Directory { .. } => Exit::Rejected,
     }
 }
 
 fn unsent(error: &SendError) -> RefusalRecord {
+    if let SendError::Missing { stage, reason, message, help, .. } = error {
+        return RefusalRecord {
+            stage: (*stage).to_owned(),
+            reason: (*reason).to_owned(),
+            message: message.clone(),
+            help: Some(help.clone()).filter(|help| !help.is_empty()),
+        };
+    }
     let (reason, help) = match error {
+        SendError::Missing { reason, .. } => (*reason, ""),
         SendError::Unreadable { .. } => ("unreadable", "name a file or directory that this user can read"),
         SendError::Kind { .. } => ("kind", "name a file or a directory"),
         SendError::Directory { .. } => ("unreadable", "leave it out of the directory, or name another one"),

@@ -192,6 +192,8 @@ async fn ran(
                 temp: env.temp_dir(),
                 report: report_dir.staging().to_owned(),
                 outputs: outputs_dir.staging().to_owned(),
+                insecure_registries: request.insecure_registries.to_vec(),
+                env: env.clone(),
             };
             asked(link, ask, whose, request, shape, cancel).await?
         }

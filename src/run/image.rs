@@ -6,6 +6,7 @@
 //! where a step has such a thing ([`Prepared`]), and named in the report where not.
 
 use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use crate::artifact::layers;
 use crate::artifact::{Acquire, Budget, Digest, Error as ArtifactError, Purpose, Rejection, acquire};
 use crate::env::Env;
 use crate::exit::Exit;
-use crate::image::cache::CacheError;
+use crate::image::cache::{CacheError, Entry};
 use crate::image::oci::registry::{Credentials, Failure, Job, Kind, Name, Task, helper};
 use crate::image::oci::{self, OciError, Opened};
 use crate::image::store::{self, About, Origin, StoreError, Stored};
@@ -209,6 +210,45 @@ fn tar(reference: &str, path: &Path, terms: &Terms<'_>) -> Result<Prepared, Trou
 
 /// A registry's image: resolved, unless a digest says which it is; pulled, unless it was before; unpacked.
 fn registry(reference: &str, terms: &Terms<'_>) -> Result<Prepared, Trouble> {
+    // The blobs of the layers are compared when they are unpacked.
+    with_layout(reference, terms, |_, opened| layered(reference, opened, terms))
+}
+
+/// The layout of a registry's image, for somebody else to unpack: pulled, unless it was before. Each blob is what its digest
+/// says. It stays while the entry is held. Blocks.
+///
+/// # Errors
+/// As [`Trouble`] says.
+pub fn pulled(reference: &str, terms: &Terms<'_>) -> Result<Entry, Box<Trouble>> {
+    let whole = |layout: &Entry, opened: &Opened| {
+        opened.layers.iter().try_for_each(|layer| whole(opened, layer)).map(|()| layout.clone())
+    };
+    with_layout(reference, terms, whole)
+        .map_err(|trouble| Box::new(Trouble { message: format!("image {reference}: {}", trouble.message), ..trouble }))
+}
+
+/// Compares a layer's bytes with their digest.
+fn whole(opened: &Opened, layer: &layers::Layer) -> Result<(), Trouble> {
+    let read = || -> std::io::Result<Digest> {
+        let file = opened.files.get(layer.file).ok_or(std::io::ErrorKind::NotFound)?;
+        let mut file = file.try_clone()?;
+        file.seek(SeekFrom::Start(layer.offset))?;
+        Digest::of_reader(file.take(layer.length))
+    };
+    let found = read().map_err(|e| Trouble::internal(format!("a layer can't be read: {e}")))?;
+    match layer.sha256 {
+        Some(expected) if expected != found => Err(OciError::Digest { expected, found }.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Does something with the layout of a registry's image; once more with one that is pulled again, where what lies in the cache
+/// turns out to be damaged.
+fn with_layout<T>(
+    reference: &str,
+    terms: &Terms<'_>,
+    work: impl Fn(&Entry, &Opened) -> Result<T, Trouble>,
+) -> Result<T, Trouble> {
     let help = "write [REGISTRY/]NAME[:TAG][@sha256:DIGEST]";
     let name = Name::parse(reference).map_err(|why| Trouble::rejected("image-source", why, help))?;
     let digest = match name.digest().or(terms.digest) {
@@ -221,9 +261,9 @@ fn registry(reference: &str, terms: &Terms<'_>) -> Result<Prepared, Trouble> {
     for last in [false, true] {
         let layout =
             store::pulled(terms.cache, digest, |directory| pull(reference, &name.at(digest), directory, terms))?;
-        // Each blob is compared with its digest, those of the layers when they are unpacked.
+        // The manifest and the configuration are compared with their digests here.
         let opened = oci::open_layout(layout.path(), None, terms.digest);
-        let done = opened.map_err(Trouble::from).and_then(|opened| layered(reference, &opened, terms));
+        let done = opened.map_err(Trouble::from).and_then(|opened| work(&layout, &opened));
         match done {
             // What lies in the cache has changed since it was pulled.
             Err(trouble) if trouble.reason == "sha256" && !layout.fresh && !last => {

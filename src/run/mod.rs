@@ -23,6 +23,7 @@ use crate::gate::Dispatched;
 use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, Staging, StepReport, Verdict};
 use crate::spec::{Policy, PolicyRefusal, Step};
 
+pub mod fetching;
 pub mod host;
 pub mod image;
 mod machine;

@@ -26,7 +26,8 @@ pub fn blank(step: &Step) -> StepReport {
 }
 
 fn mount_words(mount: &crate::spec::Mount) -> String {
-    format!("mount: {} at {} (read-only)", mount.path.display(), mount.at.display())
+    let path = mount.sent_as.as_ref().unwrap_or(&mount.path);
+    format!("mount: {} at {} (read-only)", path.display(), mount.at.display())
 }
 
 /// Every control that the step could not run without.

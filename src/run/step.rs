@@ -17,26 +17,23 @@ use super::image::{self, Prepared};
 use super::machine::{self, Machine};
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
-use super::{Context, Event, unpacker};
-use crate::artifact::fetch::{self, Fetched};
-use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Rule, Summary, acquire};
+use super::{Context, Event, fetching, unpacker};
+use crate::artifact::fetch::Fetched;
+use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
 use crate::backend::wasm::{ModuleFile, runtimes};
 use crate::backend::{Backend, Engines, MachineParts, Output, Plan, PrepareError, firecracker};
 use crate::env::Env;
 use crate::exit::Exit;
-use crate::forge::Http;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
 use crate::image::Cache;
 use crate::image::store::StoreError;
 use crate::report::guest_junit;
-use crate::report::{ArtifactRecord, RefusalRecord, StepReport, words};
+use crate::report::{ArtifactRecord, RefusalRecord, StepReport};
 use crate::spec::{ArtifactSource, BackendChoice, ImageSource, Sha256Digest, Step};
 
 /// How long bringing in an artifact may take.
 const ARTIFACT_DEADLINE: Duration = Duration::from_secs(600);
-/// Time between two lines about a download.
-const DOWNLOAD_PROGRESS: Duration = Duration::from_secs(3);
 
 /// Takes one step all the way. Whatever happens, the report says so.
 pub async fn run(context: &Context, step: &Step, mut cancel: Cancel) -> StepReport {
@@ -156,42 +153,22 @@ impl Attempt<'_> {
     /// Downloads an artifact that a forge keeps, into the directory that the workspace is in. After an `Err` the report says
     /// why not.
     async fn fetch(&mut self, workspace: &Path, cancel: &mut Cancel) -> Result<Fetched, Settled> {
-        let source = &self.step.artifact;
-        self.progress(format!("downloading {source}"));
         let (events, index) = (self.context.events.clone(), self.report.index);
         let (env, directory) = (Env::process(), workspace.parent().unwrap_or(workspace));
-        let last = std::sync::Mutex::new(Instant::now());
-        let progress = |done: u64, total: Option<u64>| {
-            let Ok(mut last) = last.lock() else { return };
-            if last.elapsed() >= DOWNLOAD_PROGRESS {
-                *last = Instant::now();
-                let total = total.map(|total| format!(" of {}", words::bytes(total))).unwrap_or_default();
-                let what = format!("downloaded {}{total}", words::bytes(done));
-                let _ = events.send(Event::Progress { index, what });
-            }
+        let progress = |what: String| {
+            let _ = events.send(Event::Progress { index, what });
         };
-        let work = async {
-            let http = Http::new(&env)?;
-            fetch::fetch(source, &http, &env, directory, Budget::default().bytes, &progress).await
-        };
-        let failed = tokio::select! {
-            done = tokio::time::timeout(ARTIFACT_DEADLINE, work) => match done {
-                Ok(Ok(fetched)) => return Ok(fetched),
-                Ok(Err(error)) => (error.reason(), crate::text::chain(&error), error.help(source)),
-                Err(_) => {
-                    let why = format!("it did not come within {} s", ARTIFACT_DEADLINE.as_secs());
-                    (Rule::Deadline.id(), why, "look at the forge and the network, and run again")
-                }
-            },
+        tokio::select! {
+            done = fetching::artifact(&self.step.artifact, &env, directory, &progress) => done.map_err(|failed| {
+                let fetching::NotFetched { reason, message, help } = failed;
+                refuse(self.report, Exit::Rejected, refusal("artifact", reason, message, help));
+                Settled
+            }),
             signal = crate::backend::channel::cancelled(cancel) => {
                 record::cancel(self.report, signal);
-                return Err(Settled);
+                Err(Settled)
             }
-        };
-        let (reason, why, help) = failed;
-        let message = format!("artifact {source}: {why}");
-        refuse(self.report, Exit::Rejected, refusal("artifact", reason, message, help));
-        Err(Settled)
+        }
     }
 
     /// Unpacks or copies something into an empty directory; `None` after the report says why not.

@@ -16,6 +16,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::gather::Gathered;
 use super::inbox;
 use super::link::{Link, LinkError};
 use super::pack::{self, PackError};
@@ -25,6 +26,8 @@ use super::receipt::{Receipt, ReceiptError};
 use super::request::{Kind, Request, Sent, SentStep};
 use crate::artifact::{FileId, Purpose};
 use crate::backend::channel::{Cancel, CancelSignal, cancelled};
+use crate::env::Env;
+use crate::exit::Exit;
 use crate::gate::Dispatched;
 use crate::report::json_v1::ReportV1;
 use crate::report::{Ci, ReportOrigin, StepReport};
@@ -163,6 +166,10 @@ pub struct Ask {
     pub report: PathBuf,
     /// The outputs', being built.
     pub outputs: PathBuf,
+    /// Registries that may be asked without TLS.
+    pub insecure_registries: Vec<String>,
+    /// Where tokens, logins, proxies and the cache are.
+    pub env: Env,
 }
 
 /// What came of it.
@@ -212,6 +219,20 @@ pub enum SendError {
         #[source]
         source: PackError,
     },
+    /// It is on another machine and does not come from there.
+    #[error("{message}")]
+    Missing {
+        /// The exit code.
+        exit: Exit,
+        /// `artifact` or `image`.
+        stage: &'static str,
+        /// The stable word.
+        reason: &'static str,
+        /// A lowercase fragment.
+        message: String,
+        /// What to do.
+        help: String,
+    },
     /// Too much at once.
     #[error("the steps name more than {MAX_FDS} files and directories, or are longer than {MAX_REQUEST} bytes")]
     TooMuch,
@@ -221,7 +242,14 @@ pub enum SendError {
 pub async fn ask(mut link: Link, ask: Ask, events: UnboundedSender<Event>, mut cancel: Cancel) -> Answer {
     let (report, outputs) = (ask.report.clone(), ask.outputs.clone());
     let first = ask.steps.first().map_or(1, |step| u32::try_from(step.index).unwrap_or(u32::MAX));
-    let packing = tokio::task::spawn_blocking(move || Parcel::of(&ask));
+    let gathered = tokio::select! {
+        gathered = Gathered::of(&ask, &events) => match gathered {
+            Ok(gathered) => gathered,
+            Err(error) => return Answer::Unsent(error),
+        },
+        signal = cancelled(&mut cancel) => return Answer::Cancelled(signal),
+    };
+    let packing = tokio::task::spawn_blocking(move || Parcel::of(&ask, &gathered));
     let (request, fds) = tokio::select! {
         packed = packing => match packed {
             Ok(Ok(packed)) => packed,
@@ -349,17 +377,18 @@ fn step_of(ended: &Ended) -> StepReport {
 /// What goes with a request, once each.
 struct Parcel<'a> {
     ask: &'a Ask,
+    gathered: &'a Gathered,
     exclude: Vec<FileId>,
     fds: Vec<OwnedFd>,
     /// By path and purpose: which descriptor, and what it holds.
     known: BTreeMap<(PathBuf, bool), (u32, Kind)>,
 }
 
-impl Parcel<'_> {
-    fn of(ask: &Ask) -> Result<(Request, Vec<OwnedFd>), SendError> {
+impl<'a> Parcel<'a> {
+    fn of(ask: &'a Ask, gathered: &'a Gathered) -> Result<(Request, Vec<OwnedFd>), SendError> {
         let exclude =
             ask.exclude.iter().filter_map(|path| File::open(path).ok()).filter_map(|dir| FileId::of(dir).ok());
-        let mut parcel = Parcel { ask, exclude: exclude.collect(), fds: Vec::new(), known: BTreeMap::new() };
+        let mut parcel = Parcel { ask, gathered, exclude: exclude.collect(), fds: Vec::new(), known: BTreeMap::new() };
         let mut steps = Vec::new();
         for step in &ask.steps {
             steps.push(parcel.step(step)?);
@@ -375,15 +404,18 @@ impl Parcel<'_> {
     }
 
     fn step(&mut self, step: &Step) -> Result<SentStep, SendError> {
+        let gathered = self.gathered;
         let artifact = match &step.artifact {
-            ArtifactSource::Path(path) | ArtifactSource::PathWithDigest { path, .. } => {
-                Some(self.add(path, Purpose::Artifact)?)
-            }
-            // The service says what it thinks of those.
-            ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. } => None,
+            ArtifactSource::Path(path) | ArtifactSource::PathWithDigest { path, .. } => Some(path.as_path()),
+            forge @ (ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. }) => gathered.artifact(forge),
         };
+        let artifact = artifact.map(|path| self.add(path, Purpose::Artifact)).transpose()?;
         let image = match &step.image {
-            None | Some(ImageSource::Host | ImageSource::Registry(_)) => None,
+            None | Some(ImageSource::Host) => None,
+            Some(ImageSource::Registry(reference)) => {
+                let layout = gathered.image(reference, step.image_digest);
+                layout.map(|path| self.add(path, Purpose::Artifact)).transpose()?
+            }
             Some(ImageSource::Dir(path)) => Some(self.add(path, Purpose::RootFs)?),
             Some(ImageSource::Tar(path) | ImageSource::DockerArchive(path) | ImageSource::OciLayout { path, .. }) => {
                 Some(self.add(path, Purpose::Artifact)?)
@@ -393,8 +425,11 @@ impl Parcel<'_> {
             Kernel::Distro => None,
             Kernel::Path { path, .. } => Some(self.add(path, Purpose::Artifact)?),
         };
+        // A mount shows what is there, as an image does.
+        let mounts = step.mounts.iter().map(|mount| self.add(&mount.path, Purpose::RootFs));
+        let mounts = mounts.collect::<Result<_, _>>()?;
         let index = u32::try_from(step.index).unwrap_or(u32::MAX);
-        Ok(SentStep { index, step: wire::to_raw(step), artifact, image, kernel })
+        Ok(SentStep { index, step: wire::to_raw(step), artifact, image, kernel, mounts })
     }
 
     fn add(&mut self, path: &Path, purpose: Purpose) -> Result<Sent, SendError> {

@@ -19,6 +19,7 @@ use rustix::fs::{FileType, OFlags};
 use super::request::{Kind, Request, Sent};
 use crate::artifact::helper::unpack_in_helper;
 use crate::artifact::{Budget, Error as ArtifactError, Purpose, unpack};
+use crate::image::oci::registry::Name;
 use crate::run::unpacker;
 use crate::spec::{ArtifactSource, ImageSource, Kernel, Step};
 
@@ -92,8 +93,14 @@ pub fn receive(
     for (step, sent) in ready.iter_mut().zip(&request.steps) {
         if let Some(file) = &sent.artifact {
             let ours = inbox.take(file, Purpose::Artifact)?;
-            if let ArtifactSource::Path(path) | ArtifactSource::PathWithDigest { path, .. } = &mut step.artifact {
-                names.push(renamed(path, ours));
+            match &mut step.artifact {
+                ArtifactSource::Path(path) | ArtifactSource::PathWithDigest { path, .. } => {
+                    names.push(renamed(path, ours))
+                }
+                forge @ (ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. }) => {
+                    names.push((ours.display().to_string(), forge.to_string()));
+                    *forge = ArtifactSource::Path(ours);
+                }
             }
         }
         if let Some(file) = &sent.image {
@@ -102,15 +109,31 @@ pub fn receive(
                 _ => Purpose::Artifact,
             };
             let ours = inbox.take(file, purpose)?;
-            if let Some(
-                ImageSource::Dir(path)
-                | ImageSource::Tar(path)
-                | ImageSource::DockerArchive(path)
-                | ImageSource::OciLayout { path, .. },
-            ) = &mut step.image
-            {
-                names.push(renamed(path, ours));
+            match &mut step.image {
+                Some(
+                    ImageSource::Dir(path)
+                    | ImageSource::Tar(path)
+                    | ImageSource::DockerArchive(path)
+                    | ImageSource::OciLayout { path, .. },
+                ) => names.push(renamed(path, ours)),
+                Some(ImageSource::Registry(reference)) => {
+                    let reference = std::mem::take(reference);
+                    // A digest in the name binds, whoever pulled it.
+                    let named = Name::parse(&reference).ok().and_then(|name| name.digest());
+                    step.image_digest = step.image_digest.or(named);
+                    let layout = ImageSource::OciLayout { path: ours.clone(), tag: None };
+                    names.push((layout.to_string(), reference.clone()));
+                    names.push((ours.display().to_string(), reference));
+                    step.image = Some(layout);
+                }
+                None | Some(ImageSource::Host) => {}
             }
+        }
+        // As an image's tree: a mount shows what is there, `.git` and links that lead out of it included.
+        for (mount, file) in step.mounts.iter_mut().zip(&sent.mounts) {
+            let ours = inbox.take(file, Purpose::RootFs)?;
+            mount.sent_as = Some(mount.path.clone());
+            names.push(renamed(&mut mount.path, ours));
         }
         if let (Some(file), Kernel::Path { path, .. }) = (&sent.kernel, &mut step.kernel) {
             names.push(renamed(path, inbox.take(file, Purpose::Artifact)?));
@@ -168,6 +191,10 @@ impl Inbox<'_> {
                 let left = self.until.saturating_duration_since(Instant::now());
                 unpack_in_helper(&file, destination.as_fd(), &request, left, self.stop, unpacker::start)
                     .map_err(|source| Unusable::Tree { name: name.clone(), source })?;
+                if purpose == Purpose::RootFs {
+                    // Shown as it is, and written by nobody.
+                    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(copy)?;
+                }
             }
         }
         self.known.insert(key, path.clone());
@@ -180,8 +207,10 @@ impl Inbox<'_> {
         if meta.len() > Budget::default().bytes {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is larger than any artifact may be"));
         }
-        let mode = if meta.mode() & 0o111 == 0 { 0o600 } else { 0o700 };
-        let mut to = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+        // Whoever runs inside has another uid; the directory above keeps others out.
+        let mode = if meta.mode() & 0o111 == 0 { 0o644 } else { 0o755 };
+        let mut to = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        to.set_permissions(fs::Permissions::from_mode(mode))?;
         let mut buffer = vec![0; CHUNK];
         let mut at = 0;
         while at < meta.len() {
@@ -293,7 +322,7 @@ mod tests {
         let file = Sent { fd: 0, kind: Kind::File, name: "tool".to_owned() };
         let copy = inbox.take(&file, Purpose::Artifact).unwrap();
         assert_eq!(fs::read(&copy).unwrap(), fs::read(&path).unwrap());
-        assert_eq!(fs::metadata(&copy).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&copy).unwrap().mode() & 0o777, 0o755);
         assert_eq!(inbox.take(&file, Purpose::Artifact).unwrap(), copy, "taken once");
         stop.store(true, Ordering::Relaxed);
         assert!(inbox.take(&file, Purpose::RootFs).is_err());

@@ -2,8 +2,8 @@
 //!
 //! In the order of the flow:
 //!
-//! 1. [`client`] finds the socket, opens what the step names with the caller's own rights ([`pack`] makes one file of a
-//!    directory), and sends [`request::Request`] with the descriptors.
+//! 1. [`client`] finds the socket, fetches ([`gather`]) and opens what the step names with the caller's own rights ([`pack`]
+//!    makes one file of a directory), and sends [`request::Request`] with the descriptors.
 //! 2. [`server`] accepts, asks the kernel who that is ([`peer`]), and the policy whether they may; reads the request under
 //!    a deadline and within bounds; and queues it ([`admission`]) until there is memory and CPU for it.
 //! 3. A [`worker`], a copy of this program with one run in its care, gets socket and request: it copies what was sent into
@@ -18,6 +18,7 @@
 pub mod admission;
 pub mod client;
 mod delivery;
+mod gather;
 mod inbox;
 pub mod link;
 pub mod listen;

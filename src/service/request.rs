@@ -1,8 +1,7 @@
 //! What a client asks for: steps as merged from files and flags, not yet checked, and where their bytes are among the
 //! descriptors that come along.
 //!
-//! [`Request::steps`] checks all of it by the code that checks step files. What a service can't do for somebody else is
-//! refused there as well ([`Unserved`]), before anything is queued.
+//! [`Request::steps`] checks all of it by the code that checks step files ([`Unserved`]), before anything is queued.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,12 +41,15 @@ pub struct SentStep {
     pub step: RawStep,
     /// The artifact's bytes.
     pub artifact: Option<Sent>,
-    /// The image's, where it is one of files.
+    /// The image's, unless it is the host's tree. A registry's comes as an image layout.
     #[serde(default)]
     pub image: Option<Sent>,
     /// The kernel's, where the step names one.
     #[serde(default)]
     pub kernel: Option<Sent>,
+    /// What the step mounts, in the step's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Sent>,
 }
 
 /// Bytes that came as a descriptor.
@@ -87,16 +89,6 @@ pub enum Unserved {
         #[source]
         source: Box<SpecError>,
     },
-    /// The step needs something that the service does for nobody.
-    #[error("step {index} {what}")]
-    NotHere {
-        /// Which.
-        index: u32,
-        /// What.
-        what: &'static str,
-        /// What to do.
-        help: &'static str,
-    },
 }
 
 impl Unserved {
@@ -106,7 +98,6 @@ impl Unserved {
         match self {
             Unserved::Malformed(_) => "use the `plimsoll` of the same release as the service".to_owned(),
             Unserved::Step { source, .. } => source.help().unwrap_or_default(),
-            Unserved::NotHere { help, .. } => (*help).to_owned(),
         }
     }
 }
@@ -134,8 +125,8 @@ impl Request {
                 return Err(malformed("steps are not in order"));
             }
             before = sent.index;
-            let all = [&sent.artifact, &sent.image, &sent.kernel];
-            for file in all.into_iter().flatten() {
+            let one = [&sent.artifact, &sent.image, &sent.kernel];
+            for file in one.into_iter().flatten().chain(&sent.mounts) {
                 if usize::try_from(file.fd).map_or(true, |fd| fd >= descriptors) {
                     return Err(malformed("a descriptor did not come along"));
                 }
@@ -145,7 +136,7 @@ impl Request {
             }
             let step = wire::from_raw(&sent.step, usize::try_from(sent.index).unwrap_or(usize::MAX))
                 .map_err(|source| Unserved::Step { index: sent.index, source: Box::new(source) })?;
-            sent.served(&step)?;
+            sent.is_whole(&step)?;
             steps.push(step);
         }
         Ok(steps)
@@ -154,43 +145,31 @@ impl Request {
 
 impl SentStep {
     /// Whether everything that the step reads came along.
-    fn served(&self, step: &Step) -> Result<(), Unserved> {
-        let not_here = |what, help| Err(Unserved::NotHere { index: self.index, what, help });
+    fn is_whole(&self, step: &Step) -> Result<(), Unserved> {
+        let missing = |what: &str| Err(Unserved::Malformed(format!("{what} did not come along")));
         match (&step.artifact, &self.artifact) {
             (ArtifactSource::Path(_) | ArtifactSource::PathWithDigest { .. }, Some(_)) => {}
-            (ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. }, _) => {
-                return not_here(
-                    "names an artifact of a forge, which the service has no token for",
-                    "download it in a step before, and name its path",
-                );
-            }
-            (_, None) => return Err(Unserved::Malformed("an artifact did not come along".to_owned())),
+            (ArtifactSource::GitHub { .. } | ArtifactSource::GitLab { .. }, Some(Sent { kind: Kind::File, .. })) => {}
+            _ => return missing("an artifact"),
         }
         let fits = match (&step.image, self.image.as_ref().map(|i| i.kind)) {
             (None | Some(ImageSource::Host), None) => true,
             (Some(ImageSource::Tar(_) | ImageSource::DockerArchive(_)), kind) => kind == Some(Kind::File),
-            (Some(ImageSource::Dir(_) | ImageSource::OciLayout { .. }), kind) => kind == Some(Kind::Tree),
-            (Some(ImageSource::Registry(_)), _) => {
-                return not_here(
-                    "names an image of a registry, which the service does not fetch for anybody",
-                    "copy it to a directory (`skopeo copy docker://… oci:DIR:TAG`) and name that: `image: oci-layout:DIR:TAG`",
-                );
+            (Some(ImageSource::Dir(_) | ImageSource::OciLayout { .. } | ImageSource::Registry(_)), kind) => {
+                kind == Some(Kind::Tree)
             }
             _ => false,
         };
         if !fits {
-            return Err(Unserved::Malformed("an image did not come along".to_owned()));
+            return missing("an image");
         }
         if matches!(step.kernel, Kernel::Path { .. })
             && self.kernel.as_ref().is_none_or(|kernel| kernel.kind != Kind::File)
         {
-            return Err(Unserved::Malformed("a kernel did not come along".to_owned()));
+            return missing("a kernel");
         }
-        if !step.mounts.is_empty() {
-            return not_here(
-                "has `sandbox.mounts`, and the service shows nobody's directories inside",
-                "put the files into the artifact or the image; or run with `--service never`",
-            );
+        if step.mounts.len() != self.mounts.len() {
+            return missing("a mount");
         }
         Ok(())
     }
@@ -225,7 +204,26 @@ mod tests {
                 one(&format!(
                     r#""step":{{"run":"make","sandbox":{{"mounts":[{{"path":"/etc","at":"/x"}}]}}}},{artifact}"#
                 )),
-                "sandbox.mounts",
+                "a mount did not",
+            ),
+            (
+                one(&format!(r#""step":{{"run":"make"}},{artifact},"mounts":[{{"fd":0,"kind":"file","name":"x"}}]"#)),
+                "a mount",
+            ),
+            (
+                one(&format!(
+                    r#""step":{{"run":"make","sandbox":{{"mounts":[{{"path":"/etc","at":"/x"}}]}}}},{artifact},"mounts":[{{"fd":1,"kind":"file","name":"x"}}]"#
+                )),
+                "a descriptor did not",
+            ),
+            (
+                one(&format!(r#""step":{{"run":"make","sandbox":{{"image":"alpine:3"}}}},{artifact}"#)),
+                "an image did not",
+            ),
+            (one(r#""step":{"run":"make","artifact":{"github":"dist"}},"artifact":null"#), "an artifact did not"),
+            (
+                one(&format!(r#""step":{{"run":"make","artifact":{{"gitlab":"build"}}}},{artifact}"#)),
+                "an artifact did not",
             ),
             (
                 one(&format!(

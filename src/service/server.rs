@@ -196,12 +196,7 @@ pub fn checked(
     let policy = policy.as_ref().map_err(by_policy)?;
     let steps = request.steps(descriptors).map_err(|error| {
         let help = error.help();
-        match error {
-            super::request::Unserved::NotHere { .. } => {
-                declined(Exit::Refused, "service", "not-served", error.to_string(), help)
-            }
-            _ => declined(Exit::Usage, "spec", "malformed", crate::text::chain(&error), help),
-        }
+        declined(Exit::Usage, "spec", "malformed", crate::text::chain(&error), help)
     })?;
     // With a policy, its own list decides; without one nobody vouches for a kernel, which runs before any code of ours.
     if policy.sha256().is_none() && steps.iter().any(|step| matches!(step.kernel, Kernel::Path { .. })) {

@@ -352,6 +352,10 @@ fn claims(record: &ReportV1) -> Vec<String> {
     claims.push("/host/runner".to_owned());
     let images = record.steps.iter().enumerate().filter(|(_, step)| step.image.is_some());
     claims.extend(images.map(|(i, _)| format!("/steps/{i}/image/reference")));
+    for (i, step) in record.steps.iter().enumerate() {
+        let mounts = step.grants.iter().enumerate().filter(|(_, words)| words.starts_with("mount: "));
+        claims.extend(mounts.map(|(grant, _)| format!("/steps/{i}/grants/{grant}")));
+    }
     claims.sort();
     claims
 }

@@ -398,7 +398,8 @@ impl<'b, 'r> Builder<'b, 'r> {
                     format!("`{}` overlaps another mount, `{}`", shown(&raw.at.0), shown(&other.at.to_string_lossy()));
                 return Err(SpecError::invalid(&place.below("at"), reason));
             }
-            mounts.push(Mount { path: self.host_path(&place.below("path"), &raw.path.0, found.layer)?, at });
+            let path = self.host_path(&place.below("path"), &raw.path.0, found.layer)?;
+            mounts.push(Mount { path, at, sent_as: None });
         }
         Ok(mounts)
     }

@@ -12,7 +12,7 @@ mod trust;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -421,11 +421,18 @@ impl Application<'_> {
 
     fn mounts(&mut self, allowed: &[PathBuf]) -> Result<(), PolicyRefusal> {
         for index in 0..self.step.mounts.len() {
-            let path = &self.step.mounts[index].path;
-            let resolved = std::fs::canonicalize(path).ok();
+            let mount = &self.step.mounts[index];
+            let path = mount.sent_as.as_ref().unwrap_or(&mount.path);
+            // Of a copy only the claimed name can be compared. Nothing here is looked at for it: whether a path that a client
+            // makes up exists is nothing for the client to learn.
+            let resolved = match &mount.sent_as {
+                Some(claim) => Some(claim.clone()).filter(|claim| is_plain(claim)),
+                None => std::fs::canonicalize(path).ok(),
+            };
             let below = |allowed: &PathBuf| {
-                let allowed = std::fs::canonicalize(allowed).unwrap_or_else(|_| allowed.clone());
-                resolved.as_ref().is_some_and(|path| path.starts_with(allowed))
+                let found = std::fs::canonicalize(allowed).unwrap_or_else(|_| allowed.clone());
+                let claimed = mount.sent_as.is_some();
+                resolved.as_ref().is_some_and(|path| path.starts_with(found) || claimed && path.starts_with(allowed))
             };
             if !allowed.iter().any(below) {
                 let words: Vec<_> = allowed.iter().map(|path| shown(&path.to_string_lossy())).collect();
@@ -433,14 +440,24 @@ impl Application<'_> {
                     if words.is_empty() { "none".to_owned() } else { format!("what is below {}", words.join(", ")) };
                 let asked = match &resolved {
                     Some(resolved) => format!("the mount `{}`", shown(&resolved.to_string_lossy())),
-                    None => format!("the mount `{}`, which does not exist", shown(&path.to_string_lossy())),
+                    None => {
+                        let why = if mount.sent_as.is_some() { "is no plain absolute path" } else { "does not exist" };
+                        format!("the mount `{}`, which {why}", shown(&path.to_string_lossy()))
+                    }
                 };
                 return self.refuse("sandbox.mounts", asked, words, "mounts");
             }
-            self.step.mounts[index].path = resolved.unwrap_or_default();
+            if self.step.mounts[index].sent_as.is_none() {
+                self.step.mounts[index].path = resolved.unwrap_or_default();
+            }
         }
         Ok(())
     }
+}
+
+/// Whether a path means the same without being looked up, but for symbolic links.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
 }
 
 impl fmt::Display for Effect {

@@ -317,6 +317,8 @@ pub struct Mount {
     pub path: PathBuf,
     /// Inside: absolute, without `.` and `..`.
     pub at: PathBuf,
+    /// Where `path` is a copy of what somebody sent: what they call it, which is only a claim.
+    pub sent_as: Option<PathBuf>,
 }
 
 /// One step, complete.

@@ -14,4 +14,8 @@ mod forges;
 mod hostile;
 mod queue;
 mod runs;
+mod sent;
+#[path = "../registry/server.rs"]
+#[allow(dead_code, reason = "the registry's own tests use the rest")]
+mod server;
 mod support;

@@ -139,17 +139,6 @@ fn an_image_of_files_is_sent_along() {
 }
 
 #[test]
-fn what_the_service_does_for_nobody_is_refused_with_the_reason() {
-    let (service, place) = (Service::start(), Place::new());
-    let ran = place.run(&service, &["--run", "make", "--backend", "gvisor", "--mount", "/etc:/x"]).run().exits(11);
-    assert!(ran.stdout.contains("sandbox.mounts"), "{}", ran.all());
-    let report = place.report();
-    assert_eq!((report["origin"].as_str(), report["verdict"].as_str()), (Some("local"), Some("refused")));
-    assert_eq!(report["steps"][0]["dispatched"], "no");
-    place.plimsoll(&["verify", "plimsoll-report"]).run().exits(0);
-}
-
-#[test]
 fn nothing_is_read_that_the_caller_could_not_read() {
     if !two_users() {
         return;

@@ -189,6 +189,34 @@ fn mounts_must_lie_below_a_listed_directory_and_come_back_resolved() {
 }
 
 #[test]
+fn a_sent_mount_is_compared_by_the_name_that_its_sender_gives_it_and_nothing_is_looked_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    std::fs::create_dir_all(root.join("cache")).unwrap();
+    std::fs::create_dir_all(root.join("secret")).unwrap();
+    symlink("cache", root.join("alias")).unwrap();
+    let sent = |claim: &str| {
+        let mut step = sandbox("mounts: [{ path: /copy, at: /m }]");
+        step.mounts[0].sent_as = Some(claim.replace("ROOT", &root.display().to_string()).into());
+        step
+    };
+    for rule in ["cache", "alias"] {
+        let policy = policy(&format!("mounts: ['{}/{rule}']\n", root.display()));
+        // It need not exist here.
+        for good in ["ROOT/cache", "ROOT/cache/none"] {
+            assert_eq!(policy.apply(&sent(good)).unwrap().mounts[0].path, std::path::Path::new("/copy"), "{good}");
+        }
+        let refusals: Vec<String> = ["ROOT/secret", "ROOT/none"].map(|bad| refusal(&policy, &sent(bad))).into();
+        assert_eq!(refusals[0].replace("secret", "none"), refusals[1], "no word of what exists");
+        for bad in ["ROOT/cache/../secret", "cache", ""] {
+            assert!(refusal(&policy, &sent(bad)).contains("no plain absolute path"), "{bad}");
+        }
+    }
+    assert!(refusal(&policy("mounts: []\n"), &sent("ROOT/cache")).contains("allows none"));
+    assert!(policy("network: none\n").apply(&sent("ROOT/cache")).is_ok());
+}
+
+#[test]
 fn a_malformed_policy_is_an_error_that_names_its_place() {
     for (text, expected) in [
         ("", "/etc/plimsoll/policy.yml:1:1: empty"),

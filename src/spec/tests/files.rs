@@ -65,7 +65,7 @@ fn the_designs_example_is_read_whole() {
     assert_eq!(step.limits.output, 64 << 10);
     assert_eq!(step.limits.timeout, Duration::from_secs(150));
     assert_eq!(step.limits.written, BTreeSet::from(Limit::ALL));
-    assert_eq!(step.mounts, [Mount { path: "/home/me/.cache/wheels".into(), at: "/wheels".into() }]);
+    assert_eq!(step.mounts, [Mount { path: "/home/me/.cache/wheels".into(), at: "/wheels".into(), sent_as: None }]);
     assert_eq!(step.network, Network::None);
     assert_eq!(step.outputs, ["report.xml", "out/**"]);
     assert_eq!(step.junit.as_deref(), Some(Path::new("report.xml")));

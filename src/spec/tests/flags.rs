@@ -51,7 +51,7 @@ steps:
     assert_eq!((step.env["A"].as_str(), step.env["B"].as_str()), ("flag", "step"));
     assert_eq!((step.limits.memory, step.floor()), (2 << 30, Tier::Vm));
     assert_eq!(step.require.len(), 2);
-    assert_eq!(step.mounts, [Mount { path: "/host/a:b".into(), at: "/inside".into() }]);
+    assert_eq!(step.mounts, [Mount { path: "/host/a:b".into(), at: "/inside".into(), sent_as: None }]);
     assert_eq!(step.outputs, ["new"]);
     assert!(step.continue_on_error);
     assert_eq!(step.origin.line(), Some(5));
