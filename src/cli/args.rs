@@ -78,7 +78,7 @@ pub struct StepArgs {
     #[arg(long)]
     pub continue_on_error: bool,
 
-    /// The engine: auto, gvisor, wasm
+    /// The engine: auto, firecracker, gvisor, wasm
     #[arg(long, value_name = "BACKEND", help_heading = "Boundary")]
     pub backend: Option<String>,
 

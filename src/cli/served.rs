@@ -207,7 +207,7 @@ const fn unsent_exit(error: &SendError) -> Exit {
     match error {
         SendError::Missing { exit, .. } => *exit,
         SendError::TooMuch => Exit::Usage,
-        SendError::Unreadable { .. } | SendError::Kind { .. } | SendError::Directory { .. } => Exit::Rejected,
+        SendError::Unreadable { .. } | SendError::MadeUp { .. } | SendError::Kind { .. } | SendError::Directory { .. } => Exit::Rejected,
     }
 }
 
@@ -223,6 +223,7 @@ fn unsent(error: &SendError) -> RefusalRecord {
     let (reason, help) = match error {
         SendError::Missing { reason, .. } => (*reason, ""),
         SendError::Unreadable { .. } => ("unreadable", "name a file or directory that this user can read"),
+        SendError::MadeUp { .. } => ("made-up", "name a file of the checkout"),
         SendError::Kind { .. } => ("kind", "name a file or a directory"),
         SendError::Directory { .. } => ("unreadable", "leave it out of the directory, or name another one"),
         SendError::TooMuch => ("too-much", "run fewer steps at once (`--step`, `--shard`)"),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -203,6 +203,12 @@ pub enum SendError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// It is none of the user's files, but says things of this process and its host.
+    #[error("{path} is made up by the kernel, and may say things of this job")]
+    MadeUp {
+        /// What.
+        path: PathBuf,
     },
     /// It is nothing that is sent.
     #[error("{path} is neither a file nor a directory")]
@@ -458,15 +464,18 @@ impl<'a> Parcel<'a> {
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unreadable(e.into()))?;
         let stat = rustix::fs::fstat(&fd).map_err(|e| unreadable(e.into()))?;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile if inbox::is_made_up(&fd) => {
+            FileType::RegularFile if inbox::is_fuse(&fd) => {
                 // The service takes no file that a process answers for; a copy is as good.
                 let mut copy = pack::unnamed(&self.ask.temp).map_err(unreadable)?;
-                io::copy(&mut File::from(fd), &mut copy).map_err(unreadable)?;
+                let size = u64::try_from(stat.st_size).unwrap_or(0);
+                io::copy(&mut File::from(fd).take(size), &mut copy).map_err(unreadable)?;
                 if stat.st_mode & 0o111 != 0 {
                     rustix::fs::fchmod(&copy, Mode::RWXU).map_err(|e| unreadable(e.into()))?;
                 }
                 Ok((copy.into(), Kind::File))
             }
+            // What the kernel makes up says things of this process: `/proc/self/environ` holds the job's secrets.
+            FileType::RegularFile if inbox::is_made_up(&fd) => Err(SendError::MadeUp { path: path.to_owned() }),
             FileType::RegularFile => Ok((fd, Kind::File)),
             FileType::Directory => {
                 let packed = pack::pack(fd.as_fd(), purpose, &self.exclude, &self.ask.temp)

@@ -253,16 +253,25 @@ pub fn check(fd: &OwnedFd) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether a descriptor's file system is one whose files a service does not take; a client copies them first.
+/// Whether a descriptor's file system is one whose files a service does not take.
 #[must_use]
 pub fn is_made_up(fd: impl AsFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|system| UNANSWERABLE.contains(&system.f_type))
 }
 
+/// Whether it is a FUSE file system: a client copies such files before it sends them.
+#[must_use]
+pub fn is_fuse(fd: impl AsFd) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type == FUSE)
+}
+
+/// A file system of a user's process.
+const FUSE: rustix::fs::FsWord = 0x6573_5546;
+
 /// File systems whose files are answered for by a user's process, or made up while they are read; from the kernel's
 /// `include/uapi/linux/magic.h` and the file systems' own headers.
 const UNANSWERABLE: [rustix::fs::FsWord; 11] = [
-    0x6573_5546, // FUSE
+    FUSE,
     0x9fa0,      // proc
     0x6265_6572, // sysfs
     0x6367_7270, // cgroup2

@@ -16,8 +16,8 @@ pub enum SpecError {
         #[source]
         source: std::io::Error,
     },
-    /// The path is a directory, a pipe or a device.
-    #[error("{}: not a regular file", shown_path(file))]
+    /// The path is a directory, a link, a pipe or a device.
+    #[error("{}: not a regular file, and no link to one is followed", shown_path(file))]
     NotAFile {
         /// The path.
         file: PathBuf,

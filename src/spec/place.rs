@@ -5,6 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Mode, OFlags, open};
+
 use super::error::SpecError;
 use super::raw::yaml;
 
@@ -113,14 +115,17 @@ impl Source {
     /// Reads a regular file of at most [`yaml::MAX_BYTES`].
     ///
     /// # Errors
-    /// When it can't be read, is no regular file, is too long, or is not UTF-8.
+    /// When it can't be read, is no regular file, is too long, or is not UTF-8. A link is none: it comes with the pull request,
+    /// and what it leads to, such as a file of credentials, would be quoted in the error.
     pub fn read(file: &Path) -> Result<Arc<Source>, SpecError> {
         let unreadable = |source| SpecError::Unreadable { file: file.to_owned(), source };
         // Asked before opening, since opening a named pipe waits; and again after, since it may have changed.
-        if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
+        if !std::fs::symlink_metadata(file).map_err(unreadable)?.is_file() {
             return Err(SpecError::NotAFile { file: file.to_owned() });
         }
-        let handle = std::fs::File::open(file).map_err(unreadable)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let handle = open(file, flags, Mode::empty()).map_err(|e| unreadable(e.into()))?;
+        let handle = std::fs::File::from(handle);
         if !handle.metadata().map_err(unreadable)?.is_file() {
             return Err(SpecError::NotAFile { file: file.to_owned() });
         }

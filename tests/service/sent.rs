@@ -64,10 +64,27 @@ fn a_mount_that_the_caller_can_not_read_is_not_sent() {
     let fifo = place.path("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     std::os::unix::fs::chown(&fifo, Some(crate::support::USERS[0].0), None).unwrap();
-    for (mount, why) in [("/etc/shadow:/m", "can't be read"), ("fifo:/m", "neither a file nor a directory")] {
+    for (mount, why) in [
+        ("/etc/shadow:/m", "can't be read"),
+        ("fifo:/m", "neither a file nor a directory"),
+        ("/proc/self/environ:/m", "made up by the kernel"),
+    ] {
         let ran =
             place.run(&service, &["--artifact", "pass.wat", "--run", "pass.wat", "--mount", mount]).run().exits(13);
         assert!(ran.stdout.contains(why), "{}", ran.all());
+        assert_eq!(place.report()["steps"][0]["dispatched"], "no");
+    }
+}
+
+#[test]
+fn a_step_file_gets_nothing_of_the_jobs_environment_by_way_of_procfs() {
+    if !two_users() {
+        return;
+    }
+    let (service, place) = (Service::start(), Place::new());
+    for artifact in ["/proc/self/environ", "/proc/self/task/../environ", "/sys/kernel/mm/ksm/run"] {
+        let ran = place.run(&service, &["--artifact", artifact, "--run", "pass.wat"]).run().exits(13);
+        assert!(ran.stdout.contains("made up by the kernel"), "{artifact}: {}", ran.all());
         assert_eq!(place.report()["steps"][0]["dispatched"], "no");
     }
 }

@@ -212,8 +212,10 @@ impl PublicKey {
     /// If it can't be read, is larger than 64 KiB, or holds no key or something else beside keys.
     pub fn load(path: &Path) -> Result<Vec<Self>, KeyError> {
         let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_PUBLIC + 1).read_to_end(&mut bytes))
+        // A FIFO would be waited for.
+        openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
+            .map_err(io::Error::from)
+            .and_then(|file| File::from(file).take(MAX_PUBLIC + 1).read_to_end(&mut bytes))
             .map_err(|source| KeyError::Io { action: "read", path: path.to_owned(), source })?;
         let text = std::str::from_utf8(&bytes).ok().filter(|_| bytes.len() as u64 <= MAX_PUBLIC);
         text.ok_or("is no file of keys in PEM")

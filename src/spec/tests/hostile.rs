@@ -233,3 +233,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_step_file_that_is_a_link_is_refused_and_nothing_of_its_target_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("credentials");
+    std::fs::write(&secret, "https://user:tok123@example.org\n").unwrap();
+    let link = dir.path().join("plimsoll.yml");
+    std::os::unix::fs::symlink(&secret, &link).unwrap();
+    let error = Source::read(&link).unwrap_err();
+    let said = format!("{error} {error:?}");
+    assert!(said.contains("no link to one is followed") && !said.contains("tok123"), "{said}");
+    // Through a directory that is one, a file is the file it is.
+    std::fs::create_dir(dir.path().join("real")).unwrap();
+    std::fs::write(dir.path().join("real/plimsoll.yml"), "version: 1\n").unwrap();
+    std::os::unix::fs::symlink("real", dir.path().join("ci")).unwrap();
+    assert!(Source::read(&dir.path().join("ci/plimsoll.yml")).is_ok());
+}
