@@ -207,7 +207,10 @@ const fn unsent_exit(error: &SendError) -> Exit {
     match error {
         SendError::Missing { exit, .. } => *exit,
         SendError::TooMuch => Exit::Usage,
-        SendError::Unreadable { .. } | SendError::MadeUp { .. } | SendError::Kind { .. } | SendError::Directory { .. } => Exit::Rejected,
+        SendError::Unreadable { .. }
+        | SendError::MadeUp { .. }
+        | SendError::Kind { .. }
+        | SendError::Directory { .. } => Exit::Rejected,
     }
 }
 

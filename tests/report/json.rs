@@ -101,3 +101,39 @@ fn what_is_no_such_record_is_refused() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     assert!(matches!(ReportV1::read(deep.as_bytes()), Err(ReadError::Shape(_))));
 }
+
+#[test]
+fn what_doctor_prints_is_valid_under_its_schema_and_each_fault_has_a_fix() {
+    let doctor = |backend: &str| {
+        let run = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+            .args(["doctor", "--json", "--backend", backend])
+            .env("GITHUB_TOKEN", "ghs_not-to-be-told")
+            .env_remove("PLIMSOLL_FIRECRACKER")
+            .env("PATH", "/usr/bin:/bin")
+            .output()
+            .unwrap();
+        (run.status.code(), String::from_utf8(run.stdout).unwrap())
+    };
+    let root = tempfile::tempdir().unwrap();
+    let (_, text) = doctor("wasm");
+    let file = root.path().join("doctor.json");
+    std::fs::write(&file, &text).unwrap();
+    python("jsonschema", &JSONSCHEMA.replace("report.schema.json", "doctor.schema.json"), &[file]);
+    assert!(!text.contains("ghs_not-to-be-told"), "a value is told");
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let findings = value["findings"].as_array().unwrap();
+    for finding in findings {
+        let faulty = matches!(finding["grade"].as_str().unwrap(), "weak" | "bad");
+        assert_eq!(faulty, finding["fix"].is_string(), "{finding}");
+    }
+    let secrets = findings.iter().find(|f| f["id"] == "secrets").unwrap();
+    assert!(secrets["grade"] == "weak" && secrets["fact"].as_str().unwrap().contains("GITHUB_TOKEN"), "{secrets}");
+    // A backend that is not there is exit 12, with what to do.
+    let (code, text) = doctor("firecracker");
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let backend = &value["backends"][0];
+    if backend["usable"] == false {
+        assert_eq!(code, Some(12), "{text}");
+        assert!(backend["blocker"].is_string() && backend["help"].is_string(), "{backend}");
+    }
+}
