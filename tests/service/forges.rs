@@ -45,6 +45,15 @@ fn run(place: &Place, name: &str, arguments: &[&str]) -> Ran {
         .run()
 }
 
+/// The program where a plain user's job can start it; it may have been built where that user cannot go.
+fn shown_program() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let program = directory.path().join("plimsoll");
+    fs::copy(binary(), &program).unwrap();
+    (directory, program)
+}
+
 fn ready(name: &str) -> bool {
     two_users() && available(name, installed(name)) && backend("wasm")
 }
@@ -63,10 +72,10 @@ fn the_action() {
     if !ready("act") {
         return;
     }
-    let service = Service::start();
+    let (service, (_shown, program)) = (Service::start(), shown_program());
     let workflow = format!(
         "on: pull_request\npermissions: {{}}\njobs:\n  unit:\n    runs-on: self-hosted\n    steps:\n      - uses: actions/checkout@v4\n        with: {{persist-credentials: false}}\n      - uses: ./\n        with:\n          binary: \"{}\"\n          run: pass.wat\n          service: require\n          args: --service-socket={}\n      - run: cp -r plimsoll-report \"$COPY_TO\"\n",
-        binary().display(),
+        program.display(),
         service.socket().display(),
     );
     let action = fs::read_to_string(repository().join("action.yml")).unwrap();
@@ -89,10 +98,10 @@ fn the_component() {
     if !ready("gitlab-ci-local") || !available("rsync", installed("rsync")) {
         return;
     }
-    let service = Service::start();
+    let (service, (_shown, program)) = (Service::start(), shown_program());
     let include = format!(
         "include:\n  - local: templates/run.yml\n    inputs:\n      binary: \"{}\"\n      run: pass.wat\n      service: require\n      args: --service-socket={}\n",
-        binary().display(),
+        program.display(),
         service.socket().display(),
     );
     let template = fs::read_to_string(repository().join("templates/run.yml")).unwrap();
