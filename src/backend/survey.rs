@@ -10,15 +10,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
 
 use super::cgroup::{Group, Limits};
-use super::sys;
+use super::{fix, sys};
 use crate::env::{self, Env};
 use crate::evidence::host::{Finding, Grade, posture};
 
 /// Free space below which unpacking and images soon fail, bytes.
 const LITTLE: u64 = 2 << 30;
 /// Sockets whose owner runs whatever it is asked to as root.
-const ROOT_SOCKETS: [&str; 4] =
-    ["run/docker.sock", "run/containerd/containerd.sock", "run/podman/podman.sock", "run/crio/crio.sock"];
+const ROOT_SOCKETS: [&str; 5] = [
+    "run/docker.sock",
+    "run/containerd/containerd.sock",
+    "run/podman/podman.sock",
+    "run/crio/crio.sock",
+    "var/run/docker.sock",
+];
 /// Parts of names that variables with secrets in them have.
 const SECRET_WORDS: [&str; 8] =
     ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "PRIVATE_KEY", "CREDENTIAL"];
@@ -34,8 +39,8 @@ pub fn survey(env: &Env) -> Vec<Finding> {
     found.push(user_namespaces(host, root));
     found.push(landlock(sys::landlock_version()));
     found.push(temporary(&env.temp_dir()));
-    found.push(space("state", &env.temp_dir()));
-    found.extend(env.cache_dir().map(|cache| space("cache", &cache)));
+    found.push(space("state-space", &env.temp_dir()));
+    found.extend(env.cache_dir().map(|cache| space("cache-space", &cache)));
     found.push(root_sockets(host, root));
     found.push(secrets(env::names()));
     found
@@ -81,14 +86,13 @@ fn user_namespaces(host: &Path, root: bool) -> Finding {
     let number = |path: &str| fs::read_to_string(host.join(path)).ok()?.trim().parse::<u64>().ok();
     if number("proc/sys/user/max_user_namespaces") == Some(0) {
         let grade = if root { Grade::Weak } else { Grade::Bad };
-        return Finding::not(grade, ID, "none may be made", "sudo sysctl -w user.max_user_namespaces=15000");
+        return Finding::not(grade, ID, "none may be made", fix::MAX_USER_NAMESPACES);
     }
     if root {
         return Finding::good(ID, "may be made");
     }
     if number("proc/sys/kernel/unprivileged_userns_clone") == Some(0) {
-        let fix = "sudo sysctl -w kernel.unprivileged_userns_clone=1";
-        return Finding::not(Grade::Bad, ID, "a plain user may make none", fix);
+        return Finding::not(Grade::Bad, ID, "a plain user may make none", fix::USERNS_CLONE);
     }
     if number("proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some(1) {
         let fact = "AppArmor gives a plain user's no rights unless the program has a profile with `userns,`";
@@ -129,8 +133,7 @@ fn temporary(directory: &Path) -> Finding {
     }
 }
 
-fn space(what: &'static str, directory: &Path) -> Finding {
-    let id = if what == "cache" { "cache-space" } else { "state-space" };
+fn space(id: &'static str, directory: &Path) -> Finding {
     // It may not be there yet.
     let there = directory.ancestors().find_map(|path| statvfs(path).ok());
     match there.map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize)) {
@@ -149,7 +152,6 @@ fn root_sockets(host: &Path, root: bool) -> Finding {
     const ID: &str = "container-engine";
     let open: Vec<PathBuf> = ROOT_SOCKETS
         .iter()
-        .chain(&["var/run/docker.sock"])
         .map(|path| host.join(path))
         .filter(|path| path.symlink_metadata().is_ok_and(|m| !m.is_symlink()) && access(path, Access::WRITE_OK).is_ok())
         .collect();
@@ -266,7 +268,7 @@ mod tests {
     fn little_space_and_no_landlock_are_weak() {
         assert_eq!(landlock(None).grade, Grade::Weak);
         assert_eq!(landlock(Some(4)).grade, Grade::Good);
-        assert!(matches!(space("state", Path::new("/nonexistent/deep")).grade, Grade::Good | Grade::Weak));
+        assert!(matches!(space("state-space", Path::new("/nonexistent/deep")).grade, Grade::Good | Grade::Weak));
         assert_eq!(temporary(Path::new("/nonexistent")).grade, Grade::Bad);
     }
 }
