@@ -228,6 +228,13 @@ pub fn installed(name: &str) -> Result<(), String> {
     if found { Ok(()) } else { Err(format!("{name} is not installed (tests/install does it)")) }
 }
 
+/// A shell for images that hold nothing else: busybox, for tests of `what`.
+pub fn busybox(what: &str) -> Option<&'static Path> {
+    let found = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.is_file());
+    let missing = "busybox is not installed (tests/install does it)".to_owned();
+    available(what, found.map(drop).ok_or(missing)).then_some(found).flatten()
+}
+
 /// Whether `plimsoll doctor` says that a backend works here.
 pub fn backend(name: &str) -> bool {
     let ran = plimsoll(["doctor", "--backend", name]).run();

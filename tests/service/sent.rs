@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 
 use plimsoll::artifact::Digest;
 
-use crate::common::{Run, backend, fixture};
+use crate::common::{Run, backend, busybox, fixture};
 use crate::server::{ARCH, Image, Reply, Server};
 use crate::support::{Place, Service, two_users};
 
@@ -244,11 +244,7 @@ fn a_registrys_image_is_pulled_by_the_caller() {
     if !two_users() || !backend("gvisor") {
         return;
     }
-    let Some(shell) = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| std::path::Path::new(p).exists())
-    else {
-        eprintln!("skipped: there is no static busybox");
-        return;
-    };
+    let Some(shell) = busybox("gvisor") else { return };
     let mut builder = tar::Builder::new(Vec::new());
     let program = fs::read(shell).unwrap();
     let mut header = tar::Header::new_gnu();
