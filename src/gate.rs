@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::channel::{Cancel, CancelSignal, Ended, cancelled};
-use crate::backend::{Answer, Backend, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Usage};
+use crate::backend::{Answer, Backend, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Standby, Usage};
 use crate::evidence::{ControlId, Fact, Judgement, Observation, Refusal, Tier, judge};
 
 /// How long an agent may take to answer the challenge once its boundary is up.
@@ -104,6 +104,8 @@ pub struct Request<'a> {
     pub backend: Backend,
     /// What its boundary is built to.
     pub plan: &'a Plan,
+    /// A launcher that was started ahead, for a backend that uses one.
+    pub standby: Option<Standby>,
     /// The weakest tier that will do.
     pub floor: Tier,
     /// Controls that have to be enforced, on top of those always required.
@@ -140,8 +142,8 @@ impl Passage {
 }
 
 /// Takes one step through the gate.
-pub async fn pass(request: Request<'_>, dispatch: Dispatch, output: &mut Output, cancel: &mut Cancel) -> Passage {
-    let prepare = Sandbox::prepare(request.backend, request.plan);
+pub async fn pass(mut request: Request<'_>, dispatch: Dispatch, output: &mut Output, cancel: &mut Cancel) -> Passage {
+    let prepare = Sandbox::prepare(request.backend, request.plan, request.standby.take());
     pass_prepared(&request, prepare, dispatch, output, cancel).await
 }
 
@@ -365,6 +367,7 @@ mod tests {
         let request = Request {
             backend: Backend::Wasm,
             plan: &plan,
+            standby: None,
             floor: Tier::Process,
             required: &required,
             on_dispatch: &on_dispatch,

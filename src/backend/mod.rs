@@ -45,6 +45,7 @@ pub mod traces;
 pub mod wasm;
 
 pub use channel::{Answer, Channel, Ended, Outcome};
+pub use launcher::control::Standby;
 pub use output::Output;
 
 pub use crate::spec::Backend;
@@ -269,15 +270,16 @@ pub enum Sandbox {
 }
 
 impl Sandbox {
-    /// Builds the boundary; when it returns, an agent waits in it and nothing of the guest's has been touched.
+    /// Builds the boundary; when it returns, an agent waits in it and nothing of the guest's has been touched. A launcher
+    /// that stands by is used where the backend has one.
     ///
     /// # Errors
     /// As [`PrepareError`] says; nothing is left behind.
-    pub async fn prepare(backend: Backend, plan: &Plan) -> Result<Self, PrepareError> {
+    pub async fn prepare(backend: Backend, plan: &Plan, standby: Option<Standby>) -> Result<Self, PrepareError> {
         match backend {
             Backend::Wasm => Wasm::prepare(plan).await.map(|s| Self::Wasm(Box::new(s))),
-            Backend::Gvisor => Gvisor::prepare(plan).await.map(|s| Self::Gvisor(Box::new(s))),
-            Backend::Firecracker => Firecracker::prepare(plan).await.map(|s| Self::Firecracker(Box::new(s))),
+            Backend::Gvisor => Gvisor::prepare(plan, standby).await.map(|s| Self::Gvisor(Box::new(s))),
+            Backend::Firecracker => Firecracker::prepare(plan, standby).await.map(|s| Self::Firecracker(Box::new(s))),
         }
     }
 

@@ -12,114 +12,138 @@ use crate::image::cache::{self, Entry};
 use crate::image::kernel::{self, GuestKernel, KernelError};
 use crate::image::store::{self, Stored};
 use crate::image::{Cache, squashfs};
-use crate::report::RefusalRecord;
 use crate::spec::{Kernel, Mount};
 
+use super::parts::Why;
 use super::record::refusal;
 
 /// Remembers, in the user's cache, that this host runs no guests; holds the boot id for which that is so.
 const UNFIT: &str = "kvm-unfit";
 
-/// Parts that are there for as long as this is held.
+/// Kernel and disks, which are there for as long as this is held.
 #[derive(Debug)]
-pub struct Machine {
-    /// The parts.
-    pub parts: MachineParts,
+pub struct Ground {
+    kernel: GuestKernel,
+    rootfs: PathBuf,
+    mounts: Vec<MachineMount>,
     /// What the report should say about them.
     pub notice: Option<String>,
-    _kernel: GuestKernel,
     _disk: Option<Entry>,
 }
 
 /// What to make them of.
-#[derive(Debug, Clone)]
-pub struct Sources {
+#[derive(Debug, Clone, Copy)]
+pub struct Sources<'a> {
     /// The kernel that the step wants.
-    pub kernel: Kernel,
+    pub kernel: &'a Kernel,
     /// The root file system: a tree, or an image that was made of one.
-    pub rootfs: Root,
-    /// The unpacked artifact.
-    pub workspace: PathBuf,
+    pub rootfs: Root<'a>,
     /// Further mounts.
-    pub mounts: Vec<Mount>,
-    /// An empty directory for what is made for this step alone.
-    pub scratch: PathBuf,
+    pub mounts: &'a [Mount],
+    /// A directory for what is made for this step alone.
+    pub scratch: &'a Path,
     /// A directory of this run's, for a user who has no cache.
-    pub fallback: PathBuf,
+    pub fallback: &'a Path,
 }
 
 /// The root file system of an image.
-#[derive(Debug, Clone)]
-pub enum Root {
+#[derive(Debug, Clone, Copy)]
+pub enum Root<'a> {
     /// A directory tree.
-    Tree(PathBuf),
+    Tree(&'a Path),
     /// One in the cache, where its squashfs is kept too.
-    Stored(Stored),
+    Stored(&'a Stored),
 }
 
-/// Makes the parts. Takes a while, and blocks.
-///
-/// # Errors
-/// What to report instead.
-pub fn make(sources: &Sources) -> Result<Machine, Box<(Exit, RefusalRecord)>> {
-    let cache = Cache::of_user(&Env::process(), &sources.fallback)
-        .map_err(|e| Box::new((Exit::Unavailable, refusal("image", "cache", crate::text::chain(&e), e.help()))))?;
-    let kernel = kernel::prepare(&sources.kernel, AGENT, &cache).map_err(|e| {
-        let message = crate::text::chain(&e);
-        let (exit, stage, reason) = match &e {
-            KernelError::NotListed { .. } => (Exit::Refused, "policy", "kernel-not-listed"),
-            KernelError::NoneSuitable(_) | KernelError::Machine | KernelError::Cache(_) => {
-                (Exit::Unavailable, "prepare", "backend-unavailable")
-            }
-            _ => (Exit::Rejected, "image", "kernel-rejected"),
-        };
-        Box::new((exit, refusal(stage, reason, message, &e.help())))
-    })?;
-    let pack = |tree: &Path, name: &str| -> Result<PathBuf, Box<(Exit, RefusalRecord)>> {
-        let into = sources.scratch.join(name);
-        squashfs::pack(tree, &into).map(|_| into).map_err(|e| {
-            let message = format!("{} cannot be packed for a microVM: {}", tree.display(), crate::text::chain(&e));
-            Box::new((
-                Exit::Internal,
-                refusal("image", "not-packed", message, "look at the disk, and at that directory"),
-            ))
-        })
-    };
-    let (rootfs, disk) = match &sources.rootfs {
-        Root::Tree(tree) => (pack(tree, "rootfs.squashfs")?, None),
-        Root::Stored(stored) => {
-            let (path, entry) = store::disk(&cache, stored).map_err(|e| {
-                let help = "look at the disk that holds the cache";
-                Box::new((Exit::Internal, refusal("image", "not-packed", crate::text::chain(&e), help)))
+impl Ground {
+    /// Makes them. Takes a while, and blocks.
+    ///
+    /// # Errors
+    /// What to report instead.
+    pub fn make(sources: &Sources<'_>) -> Result<Self, Why> {
+        let cache = Cache::of_user(&Env::process(), sources.fallback)
+            .map_err(|e| Box::new((Exit::Unavailable, refusal("image", "cache", crate::text::chain(&e), e.help()))))?;
+        std::thread::scope(|scope| {
+            let kernel = scope.spawn(|| kernel::prepare(sources.kernel, AGENT, &cache).map_err(|e| no_kernel(&e)));
+            let disks = Disks::make(sources, &cache);
+            let kernel = kernel.join().unwrap_or_else(|_| {
+                let why = refusal("image", "internal", "making the kernel ready broke".to_owned(), "");
+                Err(Box::new((Exit::Internal, why)))
             })?;
-            (path, Some(entry))
-        }
-    };
-    let workspace = pack(&sources.workspace, "workspace.squashfs")?;
-    let mut mounts = Vec::new();
-    for (number, mount) in sources.mounts.iter().enumerate() {
-        let is_file = fs::metadata(&mount.path).is_ok_and(|m| m.is_file());
-        let name = mount.path.file_name().map(|name| name.to_string_lossy().into_owned());
-        mounts.push(MachineMount {
-            image: pack(&mount.path, &format!("mount-{number}.squashfs"))?,
-            at: mount.at.display().to_string(),
-            file: name.filter(|_| is_file),
-        });
+            let Disks { rootfs, mounts, stored } = disks?;
+            Ok(Self { kernel, rootfs, mounts, notice: cache.notice().map(str::to_owned), _disk: stored })
+        })
     }
-    Ok(Machine {
-        parts: MachineParts {
-            kernel: kernel.kernel.clone(),
-            initramfs: kernel.initrd.clone(),
-            kernel_release: kernel.release.clone(),
-            kernel_sha256: kernel.kernel_sha256.clone(),
-            rootfs,
-            workspace: Some(workspace),
-            mounts,
-        },
-        notice: cache.notice().map(str::to_owned),
-        _kernel: kernel,
-        _disk: disk,
-    })
+
+    /// All parts, with a disk of the unpacked artifact, which is made in `scratch`. Blocks.
+    ///
+    /// # Errors
+    /// What to report instead.
+    pub fn with(&self, workspace: &Path, scratch: &Path) -> Result<MachineParts, Why> {
+        Ok(MachineParts {
+            kernel: self.kernel.kernel.clone(),
+            initramfs: self.kernel.initrd.clone(),
+            kernel_release: self.kernel.release.clone(),
+            kernel_sha256: self.kernel.kernel_sha256.clone(),
+            rootfs: self.rootfs.clone(),
+            workspace: Some(pack(workspace, scratch.join("workspace.squashfs"))?),
+            mounts: self.mounts.clone(),
+        })
+    }
+}
+
+struct Disks {
+    rootfs: PathBuf,
+    mounts: Vec<MachineMount>,
+    stored: Option<Entry>,
+}
+
+impl Disks {
+    fn make(sources: &Sources<'_>, cache: &Cache) -> Result<Self, Why> {
+        let (rootfs, stored) = match sources.rootfs {
+            Root::Tree(tree) => (pack(tree, sources.scratch.join("rootfs.squashfs"))?, None),
+            Root::Stored(stored) => {
+                let (path, entry) = store::disk(cache, stored).map_err(|e| {
+                    let help = "look at the disk that holds the cache";
+                    Box::new((Exit::Internal, refusal("image", "not-packed", crate::text::chain(&e), help)))
+                })?;
+                (path, Some(entry))
+            }
+        };
+        let mut mounts = Vec::new();
+        for (number, mount) in sources.mounts.iter().enumerate() {
+            let is_file = fs::metadata(&mount.path).is_ok_and(|m| m.is_file());
+            let name = mount.path.file_name().map(|name| name.to_string_lossy().into_owned());
+            mounts.push(MachineMount {
+                image: pack(&mount.path, sources.scratch.join(format!("mount-{number}.squashfs")))?,
+                at: mount.at.display().to_string(),
+                file: name.filter(|_| is_file),
+            });
+        }
+        Ok(Self { rootfs, mounts, stored })
+    }
+}
+
+fn pack(tree: &Path, into: PathBuf) -> Result<PathBuf, Why> {
+    match squashfs::pack(tree, &into) {
+        Ok(_) => Ok(into),
+        Err(e) => {
+            let message = format!("{} cannot be packed for a microVM: {}", tree.display(), crate::text::chain(&e));
+            let why = refusal("image", "not-packed", message, "look at the disk, and at that directory");
+            Err(Box::new((Exit::Internal, why)))
+        }
+    }
+}
+
+fn no_kernel(error: &KernelError) -> Why {
+    let (exit, stage, reason) = match error {
+        KernelError::NotListed { .. } => (Exit::Refused, "policy", "kernel-not-listed"),
+        KernelError::NoneSuitable(_) | KernelError::Machine | KernelError::Cache(_) => {
+            (Exit::Unavailable, "prepare", "backend-unavailable")
+        }
+        _ => (Exit::Rejected, "image", "kernel-rejected"),
+    };
+    Box::new((exit, refusal(stage, reason, crate::text::chain(error), &error.help())))
 }
 
 /// Whether a microVM was waited for in vain since this host was started. To be asked where another backend will do: one

@@ -27,6 +27,7 @@ pub mod fetching;
 pub mod host;
 pub mod image;
 mod machine;
+mod parts;
 mod payload;
 pub mod puller;
 mod record;

@@ -13,8 +13,8 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::image::{self, Prepared};
-use super::machine::{self, Machine};
+use super::machine;
+use super::parts::{Making, Unmade, Why};
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
 use super::{Context, Event, fetching, unpacker};
@@ -22,18 +22,18 @@ use crate::artifact::fetch::Fetched;
 use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
 use crate::backend::wasm::{ModuleFile, runtimes};
-use crate::backend::{Backend, Engines, MachineParts, Output, Plan, PrepareError, firecracker};
+use crate::backend::{Backend, Engines, MachineParts, Output, Plan, PrepareError, Standby, firecracker};
 use crate::env::Env;
 use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage, Request, pass};
-use crate::image::Cache;
-use crate::image::store::StoreError;
 use crate::report::guest_junit;
 use crate::report::{ArtifactRecord, RefusalRecord, StepReport};
 use crate::spec::{ArtifactSource, BackendChoice, ImageSource, Sha256Digest, Step};
 
 /// How long bringing in an artifact may take.
 const ARTIFACT_DEADLINE: Duration = Duration::from_secs(600);
+/// What to do about a fault that nobody but the host's owner or we can mend.
+const INTERNAL: &str = "this is a fault of the host or of plimsoll; run again with --verbose";
 
 /// Takes one step all the way. Whatever happens, the report says so.
 pub async fn run(context: &Context, step: &Step, mut cancel: Cancel) -> StepReport {
@@ -56,9 +56,17 @@ struct Attempt<'a> {
     report: &'a mut StepReport,
 }
 
-/// What a step needs before it can go to the gate.
-struct Ready {
+/// A backend that is being made ready for.
+struct Begun {
+    backend: Backend,
+    /// A private directory for what is made for it.
     scratch: PathBuf,
+    making: Making,
+    standby: Option<Standby>,
+}
+
+/// What a step needs of its artifact before it can go to the gate.
+struct Ready {
     workspace: PathBuf,
     dispatch: Dispatch,
     module: Option<ModuleFile>,
@@ -79,30 +87,57 @@ impl Attempt<'_> {
         };
         let known: Vec<Backend> = self.step.candidates().into_iter().filter(there).collect();
         let candidates: Vec<Backend> = known.iter().copied().filter(|b| b.reaches() >= floor).collect();
-        if candidates.is_empty() {
+        let Some(first) = candidates.first() else {
             return refuse(self.report, Exit::Refused, record::out_of_reach(&known, floor));
+        };
+        let scratch = self.context.scratch.join(self.step.directory());
+        if let Err(e) = DirBuilder::new().mode(0o700).create(&scratch) {
+            return self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
         }
-        let Some(ready) = self.ready(cancel).await else { return };
-        tracing::debug!("the artifact is unpacked");
-        let unpacked_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let last = candidates.len() - 1;
+        let mut ahead = Some(self.begin(*first, &scratch, last > 0));
+        let Some(ready) = self.ready(&scratch, cancel).await else {
+            if let Some(Ok(begun)) = ahead {
+                begun.making.abandon().await;
+            }
+            return;
+        };
+        tracing::debug!("the artifact is unpacked");
         for (position, backend) in candidates.into_iter().enumerate() {
             self.report.backend = Some(backend.name().to_owned());
-            self.report.resources.prepare_ms = unpacked_ms;
             let more = position < last;
-            if self.through_the_gate(backend, &ready, cancel, more).await {
+            let begun = ahead.take().unwrap_or_else(|| self.begin(backend, &scratch, more));
+            let settled = match begun {
+                Ok(begun) => self.through_the_gate(begun, &ready, began, cancel, more).await,
+                Err(why) => self.passed_over(more, *why),
+            };
+            if settled {
                 break;
             }
         }
     }
 
+    /// Begins with what a backend needs and the artifact is not needed for.
+    fn begin(&self, backend: Backend, scratch: &Path, more: bool) -> Result<Begun, Why> {
+        if backend == Backend::Firecracker {
+            self.promising(more)?;
+        }
+        let scratch = scratch.join(backend.name());
+        DirBuilder::new().mode(0o700).create(&scratch).map_err(|e| {
+            let message = format!("failed to make {}: {e}", scratch.display());
+            Box::new((Exit::Internal, refusal("prepare", "internal", message, INTERNAL)))
+        })?;
+        // Where it can't be started, the gate tries again and says why.
+        let standby = (backend != Backend::Wasm).then(Standby::start).and_then(Result::ok);
+        let making = Making::start(self.context, self.step, self.report.index, backend, &scratch);
+        Ok(Begun { backend, scratch, making, standby })
+    }
+
     /// Brings in the artifact and reads the program out of it.
-    async fn ready(&mut self, cancel: &mut Cancel) -> Option<Ready> {
-        let scratch = self.context.scratch.join(self.step.directory());
+    async fn ready(&mut self, scratch: &Path, cancel: &mut Cancel) -> Option<Ready> {
         let workspace = scratch.join("workspace");
-        let made = DirBuilder::new().mode(0o700).create(&scratch).and_then(|()| make_open(&workspace));
-        if let Err(e) = made {
-            self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
+        if let Err(e) = make_open(&workspace) {
+            self.internal("prepare", format!("failed to make {}: {e}", workspace.display()));
             return None;
         }
         self.progress("unpacking");
@@ -110,7 +145,7 @@ impl Attempt<'_> {
             return None;
         }
         match payload::dispatch(self.step, &workspace, runtimes::open) {
-            Ok((dispatch, module)) => Some(Ready { scratch, workspace, dispatch, module }),
+            Ok((dispatch, module)) => Some(Ready { workspace, dispatch, module }),
             Err(e) => {
                 let help = e.help().to_owned();
                 let exit = match e {
@@ -201,32 +236,50 @@ impl Attempt<'_> {
 
     /// Tries one backend; says whether that settles the step. With `more` backends to try, one that this host lacks or
     /// that does not prove the floor settles nothing, since nothing ran.
-    async fn through_the_gate(&mut self, backend: Backend, ready: &Ready, cancel: &mut Cancel, more: bool) -> bool {
-        let scratch = ready.scratch.join(backend.name());
-        if let Err(e) = DirBuilder::new().mode(0o700).create(&scratch) {
-            self.internal("prepare", format!("failed to make {}: {e}", scratch.display()));
-            return true;
-        }
-        if backend == Backend::Firecracker
-            && let Err(why) = self.promising(more)
-        {
-            return self.passed_over(more, why);
-        }
-        // Held until the boundary is gone: what is in the cache stays there meanwhile.
-        let Ok(image) = self.image(backend, cancel).await else { return true };
-        tracing::debug!("the image is there");
-        let mut dispatch = ready.dispatch.clone();
-        if let Some(image) = &image {
-            payload::adopt(&mut dispatch, self.step, &image.env, image.user);
-        }
-        let machine = match self.machine(backend, ready, &scratch, image.as_ref(), cancel).await {
-            Ok(Ok(machine)) => machine,
-            Ok(Err(why)) => return self.passed_over(more, *why),
-            Err(Settled) => return true,
+    async fn through_the_gate(
+        &mut self,
+        begun: Begun,
+        ready: &Ready,
+        began: Instant,
+        cancel: &mut Cancel,
+        more: bool,
+    ) -> bool {
+        let Begun { backend, scratch, making, standby } = begun;
+        // Held until the boundary is gone.
+        let parts = match making.finish(cancel).await {
+            Ok(parts) => parts,
+            Err(Unmade::Failed(why)) => return self.passed_over(more, *why),
+            Err(Unmade::Cancelled(signal)) => {
+                record::cancel(self.report, signal);
+                return true;
+            }
         };
-        let rootfs = image.as_ref().and_then(|image| image.root.clone());
+        tracing::debug!("image and kernel are there");
+        let mut dispatch = ready.dispatch.clone();
+        if let Some(image) = &parts.image {
+            payload::adopt(&mut dispatch, self.step, &image.env, image.user);
+            self.report.image = Some(image.record.clone());
+            self.notices(&image.notices);
+        }
+        let machine = match &parts.ground {
+            Some(ground) => {
+                self.notices(ground.notice.as_slice());
+                let (ground, workspace, scratch) = (Arc::clone(ground), ready.workspace.clone(), scratch.clone());
+                match self.blocking(move |_| ground.with(&workspace, &scratch), cancel).await {
+                    Ok(Ok(Ok(machine))) => Some(machine),
+                    Ok(Ok(Err(why))) => return self.passed_over(more, *why),
+                    Ok(Err(panic)) => {
+                        self.internal("image", format!("packing the artifact broke: {panic}"));
+                        return true;
+                    }
+                    Err(Settled) => return true,
+                }
+            }
+            None => None,
+        };
         tracing::debug!("the boundary's parts are there");
-        let plan = self.plan(ready, scratch, rootfs, machine.as_ref().map(|m| m.parts.clone()));
+        let rootfs = parts.image.as_ref().and_then(|image| image.root.clone());
+        let plan = self.plan(ready, scratch, rootfs, machine);
         let (output, shown) = match self.output() {
             Ok(both) => both,
             Err(e) => {
@@ -235,9 +288,11 @@ impl Attempt<'_> {
             }
         };
         self.progress(format!("preparing {backend}"));
+        self.report.resources.prepare_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let request = Request {
             backend,
             plan: &plan,
+            standby,
             floor: self.step.floor(),
             required: &self.step.required(),
             on_dispatch: &|| {
@@ -269,12 +324,12 @@ impl Attempt<'_> {
     }
 
     /// Whether it is worth making ready for a microVM; with `more` backends to try, only where none was waited for in vain.
-    fn promising(&self, more: bool) -> Result<(), (Exit, RefusalRecord)> {
-        firecracker::available(&self.context.engines).map_err(|e| record::not_prepared(&e))?;
+    fn promising(&self, more: bool) -> Result<(), Why> {
+        firecracker::available(&self.context.engines).map_err(|e| Box::new(record::not_prepared(&e)))?;
         if more && machine::known_unfit() {
             let message = "a microVM did not boot on this host since it was started".to_owned();
-            let help = "`plimsoll doctor --backend firecracker` tries again";
-            return Err((Exit::Unavailable, refusal("prepare", "backend-unavailable", message, help)));
+            let help = "`plimsoll doctor --backend firecracker --fresh` tries again";
+            return Err(Box::new((Exit::Unavailable, refusal("prepare", "backend-unavailable", message, help))));
         }
         Ok(())
     }
@@ -289,89 +344,6 @@ impl Attempt<'_> {
         }
         refuse(self.report, exit, why);
         true
-    }
-
-    /// What a microVM is made of; nothing for other backends.
-    async fn machine(
-        &mut self,
-        backend: Backend,
-        ready: &Ready,
-        scratch: &Path,
-        image: Option<&Prepared>,
-        cancel: &mut Cancel,
-    ) -> Result<Result<Option<Machine>, Box<(Exit, RefusalRecord)>>, Settled> {
-        let Some(tree) = image.and_then(|i| i.root.clone()).filter(|_| backend == Backend::Firecracker) else {
-            return Ok(Ok(None));
-        };
-        self.progress("making kernel and images ready");
-        let sources = machine::Sources {
-            kernel: self.step.kernel.clone(),
-            rootfs: image.and_then(|i| i.stored.clone()).map_or(machine::Root::Tree(tree), machine::Root::Stored),
-            workspace: ready.workspace.clone(),
-            mounts: self.step.mounts.clone(),
-            scratch: scratch.to_owned(),
-            fallback: self.context.scratch.join("cache"),
-        };
-        Ok(match self.blocking(move |_| machine::make(&sources), cancel).await? {
-            Ok(Ok(made)) => {
-                let notice = made.notice.iter().filter(|notice| !self.report.notices.contains(notice));
-                self.report.notices.extend(notice.cloned().collect::<Vec<_>>());
-                Ok(Some(made))
-            }
-            Ok(Err(why)) => Err(why),
-            Err(panic) => {
-                let why = refusal("image", "internal", format!("making images broke: {panic}"), "");
-                Err(Box::new((Exit::Internal, why)))
-            }
-        })
-    }
-
-    /// The root file system for a backend that has one; none for the runner's own toolchain. After an `Err` the report
-    /// says why.
-    async fn image(&mut self, backend: Backend, cancel: &mut Cancel) -> Result<Option<Prepared>, Settled> {
-        if backend == Backend::Wasm {
-            return Ok(None);
-        }
-        let source = self.step.image.clone().unwrap_or(ImageSource::Host);
-        let (digest, fallback) = (self.step.image_digest, self.context.scratch.join("cache"));
-        let (events, index) = (self.context.events.clone(), self.report.index);
-        let insecure = self.context.insecure_registries.clone();
-        let work = move |stop: &AtomicBool| {
-            let env = Env::process();
-            let cache = Cache::of_user(&env, &fallback).map_err(|e| image::Trouble::from(StoreError::from(e)))?;
-            let progress = |what: String| {
-                let _ = events.send(Event::Progress { index, what });
-            };
-            let terms = image::Terms {
-                cache: &cache,
-                digest,
-                deadline: ARTIFACT_DEADLINE,
-                stop,
-                env: &env,
-                insecure_registries: &insecure,
-                progress: &progress,
-            };
-            let mut prepared = image::prepare(&source, &terms)?;
-            prepared.notices.extend(cache.notice().filter(|_| prepared.stored.is_some()).map(str::to_owned));
-            Ok::<_, Box<image::Trouble>>(prepared)
-        };
-        match self.blocking(work, cancel).await? {
-            Ok(Ok(prepared)) => {
-                self.report.image = Some(prepared.record.clone());
-                for notice in &prepared.notices {
-                    if !self.report.notices.contains(notice) {
-                        self.report.notices.push(notice.clone());
-                    }
-                }
-                return Ok(Some(prepared));
-            }
-            Ok(Err(trouble)) => {
-                let image::Trouble { exit, reason, message, help } = *trouble;
-                refuse(self.report, exit, refusal("image", reason, message, &help));
-            }
-            Err(panic) => self.internal("image", panic.to_string()),
-        }
-        Err(Settled)
     }
 
     /// Does something that blocks, until the run is cancelled; after an `Err` the report says so.
@@ -482,9 +454,16 @@ impl Attempt<'_> {
         }
     }
 
+    fn notices(&mut self, more: &[String]) {
+        for notice in more {
+            if !self.report.notices.contains(notice) {
+                self.report.notices.push(notice.clone());
+            }
+        }
+    }
+
     fn internal(&mut self, stage: &str, message: String) {
-        let help = "this is a fault of the host or of plimsoll; run again with --verbose";
-        refuse(self.report, Exit::Internal, refusal(stage, "internal", message, help));
+        refuse(self.report, Exit::Internal, refusal(stage, "internal", message, INTERNAL));
     }
 }
 

@@ -192,6 +192,7 @@ impl Step {
         let request = Request {
             backend: Backend::Gvisor,
             plan: &plan,
+            standby: None,
             floor: self.floor,
             required: &required,
             on_dispatch: &|| {},

@@ -44,14 +44,14 @@ impl Group {
     ///
     /// # Errors
     /// If the kernel takes a limit for none.
-    pub fn bound(mut self, pids: u64) -> io::Result<Self> {
+    pub fn bound(&mut self, pids: u64) -> io::Result<()> {
         fs::write(self.directory.join("pids.max"), pids.to_string())?;
         let memory = available().map(|available| available.saturating_sub(RESERVE).max(RESERVE));
         if let Some(memory) = memory {
             fs::write(self.directory.join("memory.max"), memory.to_string())?;
         }
         self.memory = memory;
-        Ok(self)
+        Ok(())
     }
 
     /// The file that a process writes `0` to in order to join.

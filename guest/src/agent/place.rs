@@ -23,14 +23,16 @@ use crate::wire::Dispatch;
 pub const WORKSPACE: &str = "/workspace";
 /// Where the script is; its name shows in a shell's own error messages.
 const STEP: &str = "/run/plimsoll";
+/// What no mount of the program's allows.
+const RESTRICTED: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 /// The agent's own corner of the boundary's tree.
 #[derive(Debug)]
 pub struct Corner {
     path: PathBuf,
     machine: bool,
-    /// The program's control group, once it is made.
-    group: Option<io::Result<Group>>,
+    /// What could be made before anything was dispatched.
+    staged: Option<Result<Place, PlaceError>>,
 }
 
 impl Corner {
@@ -40,19 +42,19 @@ impl Corner {
     /// If it cannot be found.
     pub fn of_container() -> io::Result<Self> {
         let exe = std::env::current_exe()?;
-        Ok(Self { path: exe.parent().unwrap_or(Path::new("/")).to_owned(), machine: false, group: None })
+        Ok(Self { path: exe.parent().unwrap_or(Path::new("/")).to_owned(), machine: false, staged: None })
     }
 
     /// The one that [`super::machine`] made in a microVM; its scratch space is mounted.
     #[must_use]
     pub const fn of_machine(path: PathBuf) -> Self {
-        Self { path, machine: true, group: None }
+        Self { path, machine: true, staged: None }
     }
 
     /// Makes what takes a while and depends on nothing that is dispatched. What fails is told at dispatch.
     pub fn stage(&mut self) {
-        if self.machine && self.group.is_none() {
-            self.group = Some(Group::make(&self.path));
+        if self.machine && self.staged.is_none() {
+            self.staged = Some(Place::of_machine(&self.path));
         }
     }
 }
@@ -88,31 +90,51 @@ fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Plac
 impl Place {
     /// Assembles everything. Called once, at dispatch.
     pub fn assemble(corner: &mut Corner, dispatch: &Dispatch) -> Result<Self, PlaceError> {
-        let mut place = Self { scratch: corner.path.join("scratch"), machine: corner.machine, group: None };
-        let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        if corner.machine {
+        let place = if corner.machine {
             machine::wake(dispatch).map_err(failed("wake the machine"))?;
             machine::mount_drives(&corner.path, &dispatch.drives).map_err(failed("mount the drives"))?;
-            corner.stage();
-            let group = corner.group.take().unwrap_or(Err(io::ErrorKind::NotFound.into()));
-            let bounded = group.and_then(|group| group.bound(dispatch.limits.pids));
-            place.group = Some(bounded.map_err(failed("make a control group"))?);
+            let mut place = corner.staged.take().unwrap_or_else(|| Self::of_machine(&corner.path))?;
+            if let Some(group) = &mut place.group {
+                group.bound(dispatch.limits.pids).map_err(failed("bound the control group"))?;
+            }
+            place
         } else {
-            let options = CString::new(format!("size={},mode=0711", dispatch.limits.disk_bytes))
-                .map_err(|e| PlaceError { what: "size the scratch space".to_owned(), why: e.into() })?;
-            mount("tmpfs", &place.scratch, "tmpfs", flags, Some(options.as_c_str()))
-                .map_err(failed("mount scratch space"))?;
-        }
-        place.workspace(&corner.path.join("lower"), flags)?;
+            Self::of_container(&corner.path, dispatch.limits.disk_bytes)?
+        };
+        place.workspace(&corner.path.join("lower"))?;
+        Ok(place)
+    }
+
+    /// Everything but the workspace in a microVM, where the space for writing is mounted.
+    fn of_machine(corner: &Path) -> Result<Self, PlaceError> {
+        let group = Group::make(corner).map_err(failed("make a control group"))?;
+        let place = Self { scratch: corner.join("scratch"), machine: true, group: Some(group) };
+        place.directories()?;
+        Ok(place)
+    }
+
+    /// Everything but the workspace in a container.
+    fn of_container(corner: &Path, disk_bytes: u64) -> Result<Self, PlaceError> {
+        let place = Self { scratch: corner.join("scratch"), machine: false, group: None };
+        let options = CString::new(format!("size={disk_bytes},mode=0711"))
+            .map_err(|e| PlaceError { what: "size the scratch space".to_owned(), why: e.into() })?;
+        mount("tmpfs", &place.scratch, "tmpfs", RESTRICTED, Some(options.as_c_str()))
+            .map_err(failed("mount scratch space"))?;
+        place.directories()?;
+        Ok(place)
+    }
+
+    /// The directories that a program may write beside its workspace.
+    fn directories(&self) -> Result<(), PlaceError> {
         for (name, at, mode) in [
             ("tmp", "/tmp", 0o1777),
             ("var-tmp", "/var/tmp", 0o1777),
             ("run", "/run", 0o755),
             ("shm", "/dev/shm", 0o1777),
         ] {
-            place.bind(name, at, mode)?;
+            self.bind(name, at, mode)?;
         }
-        Ok(place)
+        Ok(())
     }
 
     fn directory(&self, name: &str, mode: u32) -> Result<PathBuf, PlaceError> {
@@ -135,7 +157,7 @@ impl Place {
         mount_bind(&source, at).map_err(failed(format!("mount {at}")))
     }
 
-    fn workspace(&self, lower: &Path, flags: MountFlags) -> Result<(), PlaceError> {
+    fn workspace(&self, lower: &Path) -> Result<(), PlaceError> {
         // Nobody but the overlay itself reaches its layers.
         let layers = self.directory("layers", 0o700)?;
         let (upper, work) = (self.directory("layers/upper", 0o777)?, self.directory("layers/work", 0o700)?);
@@ -145,7 +167,7 @@ impl Place {
                 format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
             let options = CString::new(options)
                 .map_err(|e| PlaceError { what: "name the workspace's layers".to_owned(), why: e.into() })?;
-            mount("overlay", WORKSPACE, "overlay", flags, Some(options.as_c_str()))
+            mount("overlay", WORKSPACE, "overlay", RESTRICTED, Some(options.as_c_str()))
         } else {
             mount_bind(&upper, WORKSPACE)
         }

@@ -27,7 +27,7 @@ use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
 use super::executable::Identity;
 use super::family::Family;
-use super::launcher::control::{Launched, launch};
+use super::launcher::control::{Launched, Standby, launch};
 use super::launcher::teardown::Remains;
 use super::launcher::{Reply, Request, Work};
 use super::traces::{BASE, Mark};
@@ -99,7 +99,7 @@ impl Firecracker {
     ///
     /// # Errors
     /// As [`PrepareError`] says; nothing is left behind.
-    pub async fn prepare(plan: &Plan) -> Result<Self, PrepareError> {
+    pub async fn prepare(plan: &Plan, standby: Option<Standby>) -> Result<Self, PrepareError> {
         let rootful = rustix::process::geteuid().is_root();
         let vmm = Vmm::open(&plan.engines, rootful)?;
         usable_kvm()?;
@@ -132,7 +132,7 @@ impl Firecracker {
         let request = request(plan, &machine, &parts, &group, rootful)?;
         let descriptors: Vec<_> =
             std::iter::once(&vmm.firecracker).chain(&vmm.jailer).map(|e| e.descriptor()).collect();
-        let (launched, reply) = launch(&request, &descriptors, &mut group)
+        let (launched, reply) = launch(standby, &request, &descriptors, &mut group)
             .await
             .map_err(|(what, source)| PrepareError::Io { action: what, source })?;
         let raised = match reply {

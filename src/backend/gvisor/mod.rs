@@ -30,7 +30,7 @@ use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
 use super::executable::{Executable, Identity};
 use super::family::{Family, Used};
-use super::launcher::control::{Launched, launch};
+use super::launcher::control::{Launched, Standby, launch};
 use super::launcher::teardown::Remains;
 use super::launcher::{Reply, Request, Work};
 use super::traces::{BASE, Mark};
@@ -94,7 +94,7 @@ impl Gvisor {
     ///
     /// # Errors
     /// As [`PrepareError`] says; nothing is left behind.
-    pub async fn prepare(plan: &Plan) -> Result<Self, PrepareError> {
+    pub async fn prepare(plan: &Plan, mut standby: Option<Standby>) -> Result<Self, PrepareError> {
         let engine = runsc::open(&plan.engines)?;
         let skeleton = skeleton(plan)?;
         let mark = Mark::make(&plan.scratch, &plan.id)?;
@@ -135,7 +135,7 @@ impl Gvisor {
                     .map_err(|e| PrepareError::io("close the channel to others")(e.into()))?;
             }
             let descriptors = [input.as_fd(), output.as_fd(), engine.descriptor()];
-            let (launched, reply) = launch(&request, &descriptors, &mut group)
+            let (launched, reply) = launch(standby.take(), &request, &descriptors, &mut group)
                 .await
                 .map_err(|(what, source)| PrepareError::Io { action: what, source })?;
             drop((input, output));

@@ -47,29 +47,51 @@ pub struct Launched {
     control: UnixStream,
 }
 
-/// Starts a launcher, puts it into the group before it does anything, and waits for its answer.
+/// A launcher that waits to hear what it is for, and does nothing before. It takes a while to start, so it may be started
+/// while that is found out. Dropping it kills it.
+#[derive(Debug)]
+pub struct Standby {
+    launcher: Child,
+    control: StdUnixStream,
+}
+
+impl Standby {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// What was being done, and why it failed.
+    pub fn start() -> Result<Self, (String, io::Error)> {
+        let (control, theirs) = StdUnixStream::pair().map_err(failed("make the launcher's socket"))?;
+        let file = executable().map_err(failed("open the runner's own executable"))?;
+        let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        command.arg0("plimsoll").arg(ENTRY).env_clear().current_dir("/");
+        command.stdin(std::os::fd::OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+        let launcher = process::spawn(command).map_err(failed("start the launcher"))?;
+        Ok(Self { launcher, control })
+    }
+}
+
+fn failed(what: &str) -> impl FnOnce(io::Error) -> (String, io::Error) {
+    let what = what.to_owned();
+    move |e| (what, e)
+}
+
+/// Puts a launcher into the group before it does anything, tells it what to launch, and waits for its answer. Without one that
+/// stands by, one is started.
 ///
 /// # Errors
 /// What was being done, and why it failed. [`Reply::Failed`] is no error here.
 pub async fn launch(
+    standby: Option<Standby>,
     request: &Request,
     descriptors: &[BorrowedFd<'_>],
     group: &mut Group,
 ) -> Result<(Launched, Reply), (String, io::Error)> {
-    let failed = |what: &str| {
-        let what = what.to_owned();
-        move |e: io::Error| (what, e)
-    };
-    let (ours, theirs) = StdUnixStream::pair().map_err(failed("make the launcher's socket"))?;
-    let file = executable().map_err(failed("open the runner's own executable"))?;
-    let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    command.arg0("plimsoll").arg(ENTRY).env_clear().current_dir("/");
-    command.stdin(std::os::fd::OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
-    let launcher = process::spawn(command).map_err(failed("start the launcher"))?;
+    let Standby { launcher, control } = standby.map_or_else(Standby::start, Ok)?;
     group.add(launcher.pid());
-    socket::send(&ours, descriptors).map_err(failed("hand the launcher its descriptors"))?;
-    ours.set_nonblocking(true).map_err(failed("use the launcher's socket"))?;
-    let mut control = UnixStream::from_std(ours).map_err(failed("use the launcher's socket"))?;
+    socket::send(&control, descriptors).map_err(failed("hand the launcher its descriptors"))?;
+    control.set_nonblocking(true).map_err(failed("use the launcher's socket"))?;
+    let mut control = UnixStream::from_std(control).map_err(failed("use the launcher's socket"))?;
     let frame = encode(request).map_err(|e| ("write the request".to_owned(), io::Error::other(e.to_string())))?;
     control.write_all(&frame).await.map_err(failed("send the request to the launcher"))?;
     let patience = Duration::from_millis(request.patience_ms) + SLACK;
