@@ -417,6 +417,21 @@ fn doctor_names_a_blocker_and_a_fix() {
 }
 
 #[test]
+fn root_without_cap_sys_admin_is_told_what_to_set() {
+    if !rustix::process::geteuid().is_root() || !backend("gvisor") {
+        return;
+    }
+    let ran = std::process::Command::new("setpriv")
+        .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", env!("CARGO_BIN_EXE_plimsoll")])
+        .args(["doctor", "--backend", "gvisor", "--quiet"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert_eq!(ran.status.code(), Some(11), "{said}");
+    assert!(said.contains("only `process` is proven") && said.contains("--cap-add SYS_ADMIN"), "{said}");
+}
+
+#[test]
 fn doctor_says_when_it_found_out_and_tries_again_when_asked() {
     if !backend("wasm") {
         return;
