@@ -417,6 +417,50 @@ fn doctor_names_a_blocker_and_a_fix() {
 }
 
 #[test]
+fn root_without_cap_sys_admin_is_told_what_to_set() {
+    if !rustix::process::geteuid().is_root() || !backend("gvisor") {
+        return;
+    }
+    let ran = std::process::Command::new("setpriv")
+        .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", env!("CARGO_BIN_EXE_plimsoll")])
+        .args(["doctor", "--backend", "gvisor", "--quiet"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert_eq!(ran.status.code(), Some(11), "{said}");
+    assert!(said.contains("only `process` is proven") && said.contains("--cap-add SYS_ADMIN"), "{said}");
+}
+
+#[test]
+fn doctor_says_when_it_found_out_and_tries_again_when_asked() {
+    if !backend("wasm") {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let doctor = |more: &[&str]| {
+        let arguments = ["doctor", "--backend", "wasm"].iter().chain(more).copied();
+        plimsoll(arguments).env("XDG_CACHE_HOME", cache.path()).run().exits(0).stdout
+    };
+    let json = |more: &[&str]| -> Value {
+        let text = doctor(&[&["--json"], more].concat());
+        serde_json::from_str::<Value>(&text).unwrap()["backends"][0].clone()
+    };
+    let first = json(&[]);
+    assert!(first["usable"] == true && first["cached"] == false, "{first:#}");
+    let mut again = json(&[]);
+    assert_eq!(again["cached"].take(), true);
+    again["cached"] = false.into();
+    assert_eq!(first, again);
+    assert!(doctor(&[]).contains("(found out "));
+    assert!(!doctor(&["--verbose"]).contains("(found out "));
+    let fresh = json(&["--fresh"]);
+    assert!(fresh["cached"] == false && fresh["found_at"].as_str() > first["found_at"].as_str(), "{fresh:#}");
+    // Another setting of the process is another host.
+    let patient = plimsoll(["doctor", "--backend", "wasm"]).env("XDG_CACHE_HOME", cache.path());
+    assert!(!patient.env("PLIMSOLL_BOOT_TIMEOUT", "77").run().exits(0).stdout.contains("(found out "));
+}
+
+#[test]
 fn verify_finds_a_changed_report_and_names_what_it_can_not_prove() {
     let place = Place::new();
     place.run(&["run", "--run", "pass.wat", "--minimum-isolation", "vm"]).run().exits(11);

@@ -1,5 +1,6 @@
 //! `plimsoll image`: images before a run needs them, and the cache that they are kept in.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -203,13 +204,21 @@ fn list(cache: &Cache, json: bool) -> Result<Exit, Failure> {
         return Ok(Exit::Passed);
     }
     for one in all.iter().rev() {
-        let Some(about) = &one.about else { continue };
-        let hex = about.digest.to_string();
-        let reference = Untrusted::new(about.reference.as_str()).for_log_line(crate::text::LogTarget::Plain, 600);
-        out.line(&format!("{:12}  {:6}  {:>10}  {reference}", &hex[..12], one.form(), words::bytes(about.bytes)));
+        let (digest, bytes, reference) = match &one.about {
+            Some(about) => {
+                let reference = Untrusted::new(about.reference.as_str());
+                let reference = reference.for_log_line(crate::text::LogTarget::Plain, 600);
+                (about.digest.to_string(), words::bytes(about.bytes), reference)
+            }
+            None => Default::default(),
+        };
+        let reference = if reference.is_empty() { "of another release of plimsoll" } else { &reference };
+        out.line(&format!("{:12}  {:6}  {bytes:>10}  {reference}", digest.get(..12).unwrap_or("-"), one.form()));
     }
-    let total: u64 = all.iter().filter_map(|one| one.about.as_ref()).map(|about| about.bytes).sum();
-    out.line(&format!("{} in all", words::bytes(total)));
+    let known = || all.iter().filter_map(|one| one.about.as_ref());
+    let images = known().map(|about| about.digest.to_string()).collect::<BTreeSet<_>>().len() as u64;
+    let total = known().map(|about| about.bytes).sum();
+    out.line(&format!("{}, {} in all", words::count(images, "image"), words::bytes(total)));
     Ok(Exit::Passed)
 }
 

@@ -4,7 +4,9 @@
 //! it is made once under a lock, by whichever run comes first, while the others wait for it. It is made in a fresh
 //! sibling, synced, and appears by a rename: a process killed at any moment leaves either a whole entry or none, and what
 //! it left instead is removed by the next run that wants the same entry. Whoever uses an entry holds its lock shared
-//! ([`Entry`]), so that making room never takes one out of a run's hands.
+//! ([`Entry`]), so that making room never takes one out of a run's hands. A directory of one run alone
+//! ([`Cache::private`]), for copies of entries, has a lock as well, and goes with its last holder, or when that was killed
+//! with the next run that makes one.
 //!
 //! Trusts: the user that it belongs to. A directory that belongs to somebody else or that others can write is refused,
 //! not worked around: whoever can write there chooses the kernel. Where there can be no cache at all (no home, a read-only
@@ -38,6 +40,8 @@ const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 const LOCK: &str = ".lock";
 /// Suffix of an entry that is being made. There is one name for each entry, since its maker holds the lock.
 const UNFINISHED: &str = ".new";
+/// The kind of directories of one run alone.
+const PRIVATE: &str = "copy";
 
 /// Where caches of this user are: root's in `/var/cache`, unless `XDG_CACHE_HOME` says otherwise; none without a home.
 #[must_use]
@@ -86,26 +90,45 @@ impl CacheError {
 }
 
 /// The directory of entries, checked and held open.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Cache {
     path: PathBuf,
-    directory: OwnedFd,
+    directory: Arc<OwnedFd>,
     /// Whether entries are to survive the machine's sudden end.
     lasting: bool,
     notice: Option<String>,
 }
 
-/// A whole entry, which stays for as long as this or a clone of it is held.
+/// A whole entry, or a directory of this run alone, which stays for as long as this or a clone of it is held.
 #[derive(Debug, Clone)]
 pub struct Entry {
     path: PathBuf,
     /// Whether this run made it.
     pub fresh: bool,
-    _lock: Arc<File>,
+    _hold: Arc<Hold>,
+}
+
+/// What keeps a directory where it is.
+#[derive(Debug)]
+struct Hold {
+    lock: Option<File>,
+    /// The name of one that goes when nobody holds it any more, and where.
+    private: Option<(Cache, String)>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let Some((cache, name)) = self.private.take() else { return };
+        // Whoever takes the lock may remove it: we, or a sweep in between.
+        drop(self.lock.take());
+        if let Err(error) = cache.discard_named(&name, FlockOperation::NonBlockingLockExclusive) {
+            tracing::debug!(name, error = crate::text::chain(&error), "a copy was not removed");
+        }
+    }
 }
 
 impl Entry {
-    /// The directory that it is. What lies in it is read, never written.
+    /// The directory that it is. What lies in an entry is read, never written.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -151,7 +174,7 @@ impl Cache {
         if !ours(&fstat(&directory).map_err(CacheError::io("examine", path))?) {
             return Err(CacheError::Untrusted(path.to_owned()));
         }
-        Ok(Self { path: path.to_owned(), directory, lasting: true, notice: None })
+        Ok(Self { path: path.to_owned(), directory: Arc::new(directory), lasting: true, notice: None })
     }
 
     /// What a report should say about it.
@@ -195,7 +218,25 @@ impl Cache {
 
     fn used(path: PathBuf, lock: File, fresh: bool) -> Entry {
         touch(&lock);
-        Entry { path, fresh, _lock: Arc::new(lock) }
+        Entry { path, fresh, _hold: Arc::new(Hold { lock: Some(lock), private: None }) }
+    }
+
+    /// An empty directory of this run alone, on the file system of the entries. It goes with its last holder.
+    ///
+    /// # Errors
+    /// If it can't be made.
+    pub fn private(&self) -> Result<Entry, CacheError> {
+        self.sweep_private()?;
+        let mut random = [0; 8];
+        getrandom::fill(&mut random)
+            .map_err(|e| CacheError::io("draw randomness for", &self.path)(io::Error::other(e.to_string())))?;
+        let name = format!("{PRIVATE}-{}", hex::encode(random));
+        let path = self.path.join(&name);
+        // There is no directory without a lock beside it: it is made after its lock, and removed before.
+        let lock = self.lock(&name, FlockOperation::LockShared)?;
+        let hold = Arc::new(Hold { lock: Some(lock), private: Some((self.clone(), name)) });
+        DirBuilder::new().mode(0o700).create(&path).map_err(CacheError::io("make", &path))?;
+        Ok(Entry { path, fresh: true, _hold: hold })
     }
 
     fn make<E: From<CacheError>>(&self, name: &str, build: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {

@@ -4,9 +4,10 @@
 //! makes of it the squashfs that a microVM gets, kept under the same digest. How something is unpacked is the caller's, since
 //! that takes a jail.
 //!
-//! With each lies what it is ([`About`]): where it came from, its size, and a digest of its content, which is computed again
-//! whenever it is used. What differs is made again, and never shown to a boundary. A pulled layout needs none: each of its
-//! blobs is compared with its own digest when it is used.
+//! With each lies what it is ([`About`]): where it came from, its size, and a digest of its content. Nobody gets the entry
+//! itself: each use has a [copy](seal) of its own, whose digest is computed while it is made. What differs is made again, and
+//! never shown to a boundary; and whatever an engine does to its copy, the next run gets what was unpacked. A pulled layout
+//! needs none of this: each of its blobs is compared with its own digest when it is used.
 //!
 //! The cache is bounded by [`gc`], which runs whenever something new came.
 
@@ -18,8 +19,8 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::cache::{Cache, CacheError, Entry, Gone, Held};
-use super::seal;
-use super::squashfs::{PackError, pack};
+use super::seal::{self, Fault};
+use super::squashfs::{PackError, pack_with};
 use crate::artifact::{Digest, Error as ArtifactError};
 
 /// Counts what is done with the same input: entries of another number are not used.
@@ -49,8 +50,8 @@ pub enum StoreError {
     /// It can't be packed.
     #[error("failed to make a disk of the image")]
     Pack(#[from] PackError),
-    /// It is damaged where it is kept, and can't be made again while others use it.
-    #[error("{} is damaged, and another run uses it", .0.display())]
+    /// It is damaged as soon as it is made.
+    #[error("{} is not what was written there, each time it is made", .0.display())]
     Damaged(PathBuf),
 }
 
@@ -86,25 +87,19 @@ impl About {
     }
 }
 
-/// An unpacked image in the cache, which stays there while this is held.
+/// A copy of an unpacked image, which is there while this is held.
 #[derive(Debug, Clone)]
 pub struct Stored {
     key: String,
     about: About,
-    entry: Entry,
+    copy: Entry,
 }
 
 impl Stored {
-    /// The tree. Its directories can be written by everybody, but nobody else gets there.
+    /// The tree. Everybody may read it, and nobody else gets there.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        self.entry.path().join(TREE)
-    }
-
-    /// Whether this run unpacked it.
-    #[must_use]
-    pub fn is_fresh(&self) -> bool {
-        self.entry.fresh
+        self.copy.path().join(TREE)
     }
 
     /// Bytes of its files.
@@ -140,38 +135,38 @@ pub fn tree(
         let path = directory.join(TREE);
         let tree = open(&path).map_err(|source| CacheError::Io { action: "make", path: path.clone(), source })?;
         unpack(&tree)?;
-        let (content, bytes) = seal::digest(&path).map_err(|source| CacheError::Io { action: "hash", path, source })?;
+        let (content, bytes) = seal::digest(&path).map_err(|fault| fault.of(&path))?;
         let (reference, digest) = (origin.reference.to_owned(), origin.digest);
         About { reference, digest, index: None, bytes, content: Some(content) }.write(directory)?;
         Ok(())
     };
-    let sound =
-        |entry: &Path, content: Digest| seal::digest(&entry.join(TREE)).is_ok_and(|(found, _)| found == content);
-    let (entry, about) = verified(cache, "image", &key, make, sound)?;
-    if entry.fresh {
-        bound(cache);
-    }
-    Ok(Stored { key, about, entry })
+    let (copy, about) =
+        copied(cache, "image", &key, make, |entry, own| seal::copy(&entry.join(TREE), &own.join(TREE)))?;
+    Ok(Stored { key, about, copy })
 }
 
-/// An entry whose content is what it was when it was made; one that is not is made again.
-fn verified(
+/// A copy of an entry whose content is what it was when it was made; one that is not is made again.
+fn copied(
     cache: &Cache,
     kind: &str,
     key: &str,
     make: impl Fn(&Path) -> Result<(), StoreError>,
-    sound: impl Fn(&Path, Digest) -> bool,
+    copy: impl Fn(&Path, &Path) -> Result<(Digest, u64), Fault>,
 ) -> Result<(Entry, About), StoreError> {
     for _ in 0..2 {
         let entry = cache.entry(kind, key, &make)?;
+        if entry.fresh {
+            bound(cache);
+        }
+        let own = cache.private()?;
         let about = About::of(entry.path());
-        // What was made just now was hashed just now.
-        match about.map(|about| (about.content, about)) {
-            Some((Some(content), about)) if entry.fresh || sound(entry.path(), content) => return Ok((entry, about)),
+        match (about, copy(entry.path(), own.path())) {
+            (Some(about), Ok((found, _))) if about.content == Some(found) => return Ok((own, about)),
+            (_, Err(fault @ Fault::Copy(_))) => return Err(fault.of(own.path()).into()),
             _ => tracing::warn!("{} is damaged, and made again", entry.path().display()),
         }
         drop(entry);
-        cache.discard(kind, key)?;
+        cache.discard_at_last(kind, key)?;
     }
     Err(StoreError::Damaged(PathBuf::from(format!("{kind}-{key}"))))
 }
@@ -183,25 +178,22 @@ fn open(path: &Path) -> std::io::Result<File> {
     File::open(path)
 }
 
-/// The squashfs of a tree, mode 0444; it stays while the entry is held.
+/// A copy of the squashfs of a tree, mode 0444; it is there while the entry is held.
 ///
 /// # Errors
 /// As [`StoreError`] says.
 pub fn disk(cache: &Cache, stored: &Stored) -> Result<(PathBuf, Entry), StoreError> {
-    let hash = |path: &Path| File::open(path).and_then(Digest::of_reader);
     let make = |directory: &Path| {
         let path = directory.join(DISK);
-        let packed = pack(&stored.path(), &path)?;
-        let content = hash(&path).map_err(|source| CacheError::Io { action: "hash", path, source })?;
+        // In a microVM what is written goes to an overlay, so there the modes are those that unpacking gives.
+        let packed = pack_with(&stored.path(), &path, 0o222)?;
+        let content = File::open(&path).and_then(Digest::of_reader).map_err(|e| Fault::Kept(e).of(&path))?;
         About { bytes: packed.bytes, content: Some(content), ..stored.about.clone() }.write(directory)?;
         Ok(())
     };
-    let sound = |entry: &Path, content: Digest| hash(&entry.join(DISK)).is_ok_and(|found| found == content);
-    let (entry, _) = verified(cache, "disk", &stored.key, make, sound)?;
-    if entry.fresh {
-        bound(cache);
-    }
-    Ok((entry.path().join(DISK), entry))
+    let copy = |entry: &Path, own: &Path| seal::copy_file(&entry.join(DISK), &own.join(DISK));
+    let (copy, _) = copied(cache, "disk", &stored.key, make, copy)?;
+    Ok((copy.path().join(DISK), copy))
 }
 
 /// The image layout of what was pulled under that digest, of a manifest or an index; `pull` fills the directory that it is
@@ -333,16 +325,31 @@ mod tests {
         let digest = Digest::of(b"image");
         let first = tree(&cache, origin(digest), fill("x")).unwrap();
         let again = tree(&cache, origin(digest), |_| panic!("it is there")).unwrap();
-        assert!(first.is_fresh() && !again.is_fresh() && first.path() == again.path());
-        let other = tree(&cache, Origin { how: "another way", ..origin(digest) }, fill("y")).unwrap();
-        assert_ne!(other.path(), first.path());
-        let (disk_path, entry) = disk(&cache, &first).unwrap();
-        assert!(entry.fresh && !disk(&cache, &again).unwrap().1.fresh);
-        assert!(fs::read(disk_path).unwrap().starts_with(b"hsqs"));
+        assert_ne!(first.path(), again.path());
+        tree(&cache, Origin { how: "another way", ..origin(digest) }, fill("y")).unwrap();
+        let (path, _held) = disk(&cache, &first).unwrap();
+        assert!(fs::read(&path).unwrap().starts_with(b"hsqs"));
+        assert_ne!(disk(&cache, &again).unwrap().0, path);
+        let mut forms: Vec<_> = list(&cache).unwrap().iter().map(|one| one.form().to_owned()).collect();
+        forms.sort();
+        assert_eq!(forms, ["disk", "image", "image"]);
         let failed = tree(&cache, origin(Digest::of(b"x")), |_| {
             Err(ArtifactError::failed("do it", std::io::Error::from(std::io::ErrorKind::Other)))
         });
         assert!(matches!(failed, Err(StoreError::Artifact(_))));
+    }
+
+    /// What the cache itself holds of that kind.
+    fn kept(cache: &Cache, kind: &str) -> PathBuf {
+        let entry = cache.entries().unwrap().into_iter().find(|held| held.kind == kind).unwrap().path;
+        entry.join(if kind == "disk" { DISK } else { "tree/file" })
+    }
+
+    fn flip(path: &Path) {
+        let mut bytes = fs::read(path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(path, bytes).unwrap();
     }
 
     #[test]
@@ -355,21 +362,41 @@ mod tests {
             fill("content")(at)
         };
         let use_it = || tree(&cache, origin(Digest::of(b"i")), unpack).unwrap();
-        let path = use_it().path().join("file");
-        fs::write(&path, "c0ntent").unwrap();
-        assert_eq!(fs::read_to_string(use_it().path().join("file")).unwrap(), "content");
+        let content = |stored: &Stored| fs::read_to_string(stored.path().join("file")).unwrap();
+        let before = use_it();
+        // One run has its copy; what becomes of the entry changes nothing in it, and what becomes of it changes no entry.
+        flip(&kept(&cache, "image"));
+        assert_eq!((content(&before), content(&use_it())), ("content".to_owned(), "content".to_owned()));
         assert_eq!(made.load(Ordering::Relaxed), 2);
-        let stored = use_it();
-        let disk_file = disk(&cache, &stored).unwrap().0;
+        flip(&before.path().join("file"));
+        assert_eq!((content(&before), content(&use_it())), ("contenu".to_owned(), "content".to_owned()));
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+        let (disk_file, held) = disk(&cache, &use_it()).unwrap();
         let good = fs::read(&disk_file).unwrap();
-        let mut bad = good.clone();
-        bad[200] ^= 1;
-        fs::set_permissions(&disk_file, fs::Permissions::from_mode(0o644)).unwrap();
-        fs::write(&disk_file, bad).unwrap();
-        assert_eq!(fs::read(disk(&cache, &stored).unwrap().0).unwrap(), good);
-        // One that another run shows to its boundary can't be made again under it.
-        fs::write(stored.path().join("file"), "c0ntent").unwrap();
-        assert!(matches!(tree(&cache, origin(Digest::of(b"i")), unpack), Err(StoreError::Damaged(_))));
+        assert_eq!(fs::metadata(&disk_file).unwrap().permissions().mode() & 0o7777, 0o444);
+        flip(&kept(&cache, "disk"));
+        assert_eq!(fs::read(disk(&cache, &use_it()).unwrap().0).unwrap(), good);
+        assert_eq!(fs::read(&disk_file).unwrap(), good);
+        drop((before, held));
+        let left = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+        assert!(!left.into_iter().any(|name| name.starts_with("copy")));
+    }
+
+    #[test]
+    fn many_runs_that_find_it_damaged_all_get_what_was_unpacked() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let use_it = || tree(&cache, origin(Digest::of(b"i")), fill("content")).unwrap();
+        use_it();
+        flip(&kept(&cache, "image"));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let stored = use_it();
+                    assert_eq!(fs::read_to_string(stored.path().join("file")).unwrap(), "content");
+                });
+            }
+        });
     }
 
     #[test]
@@ -384,7 +411,8 @@ mod tests {
         let names = |all: Vec<Listed>| {
             all.into_iter().map(|one| one.about.map_or("?".to_owned(), |a| a.reference)).collect::<Vec<_>>()
         };
-        let kept = tree(&cache, Origin { reference: "a", ..origin(Digest::of(b"a")) }, fill("12345678")).unwrap();
+        let a = tree(&cache, Origin { reference: "a", ..origin(Digest::of(b"a")) }, fill("12345678")).unwrap();
+        let kept = cache.entry("image", &a.key, |_| Err(CacheError::Untrusted(PathBuf::new()))).unwrap();
         assert_eq!(names(gc(&cache, 20, LONGEST_UNUSED).unwrap()), ["?", "b"]);
         // In use, whatever the bounds.
         assert_eq!(names(gc(&cache, 0, Duration::ZERO).unwrap()), ["c"]);

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use plimsoll_guest::{GuestResult, LimitHit};
 
-use crate::backend::PrepareError;
 use crate::backend::channel::CancelSignal;
 use crate::backend::output::Written;
+use crate::backend::{PrepareError, fix};
 use crate::evidence::judge::{ALWAYS_REQUIRED, row, weigh};
 use crate::evidence::{ControlId, Status, Tier};
 use crate::exit::Exit;
@@ -129,7 +129,10 @@ fn decide(report: &mut StepReport, step: &Step, passage: &Passage) {
         }
         End::Refused(why) => {
             let reason = if why.floor.is_some() { "floor-not-proven" } else { "control-not-satisfied" };
-            let help = if why.floor.is_some() {
+            let gvisor = report.backend.as_deref() == Some(Backend::Gvisor.name());
+            let help = if why.floor.is_some() && gvisor && crate::backend::gvisor::lacks_a_uid() {
+                fix::ROOT_WITHOUT_ADMIN.to_owned()
+            } else if why.floor.is_some() {
                 format!(
                     "see the controls that are not enforced; `plimsoll doctor` says what this host can prove for `{}`",
                     step.floor()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use plimsoll::artifact::Digest;
 
 use crate::common::available;
-use crate::server::{Image, Reply, Server, User};
+use crate::server::{Asked, Image, Reply, Server, User};
 
 #[test]
 fn a_harmless_image_comes_and_stays() {
@@ -158,6 +158,73 @@ fn a_registry_that_never_gets_better_is_given_up() {
     ran.exits(13).says("help: look at the image's name");
 }
 
+/// A registry that wants an access token, which `realm` gives; `token` answers there.
+fn with_tokens(realm: &'static str, token: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Server {
+    let image = Image::new();
+    Server::start(move |asked| {
+        if asked.path == "/token" {
+            return token(asked);
+        }
+        match asked.headers.get("authorization").map(String::as_str) {
+            Some("Bearer t0ken") => image.answer(asked),
+            _ => {
+                let realm = realm.replace("HOST", &asked.headers["host"]);
+                let challenge = format!("Bearer realm=\"{realm}\",service=\"a service\"");
+                Reply::new(401, "{}").header("www-authenticate", challenge)
+            }
+        }
+    })
+}
+
+#[test]
+fn an_identity_token_is_exchanged_for_an_access_token() {
+    let server = with_tokens("http://HOST/token", |asked| match asked.body.ends_with("refresh_token=s3cret-one") {
+        true => Reply::new(200, r#"{"access_token":"t0ken","expires_in":300,"refresh_token":"another"}"#),
+        false => Reply::new(401, r#"{"details":"s3cret-other is none of ours"}"#),
+    });
+    let name = format!("{}/x:1", server.host);
+    User::with_identity_token(&server.host, "s3cret-one").pull(&name).run().exits(0);
+    let asked = server.asked();
+    let exchange = &asked.iter().find(|asked| asked.path == "/token").unwrap().body;
+    for part in ["grant_type=refresh_token", "service=a+service", "client_id=plimsoll", "scope=repository%3Ax%3Apull"] {
+        assert!(exchange.split('&').any(|one| one == part), "{part}: {exchange}");
+    }
+    // From a helper, which says so by the name that it gives.
+    let user = User::new();
+    let helper = user.dir.path().join("docker-credential-test");
+    let script = "#!/bin/sh\ncat > /dev/null\necho '{\"Username\":\"<token>\",\"Secret\":\"s3cret-one\"}'\n";
+    std::fs::write(&helper, script).unwrap();
+    std::fs::set_permissions(&helper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let config = format!(r#"{{"credHelpers":{{{:?}:"test"}}}}"#, server.host);
+    std::fs::write(user.dir.path().join("docker/config.json"), config).unwrap();
+    let path = format!("{}:{}", user.dir.path().display(), std::env::var("PATH").unwrap());
+    user.pull(&name).env("PATH", &path).run().exits(0);
+    // One that is refused is said, and not repeated.
+    let ran = User::with_identity_token(&server.host, "s3cret-other").pull(&name).run().exits(13);
+    assert!(ran.all().contains("does not take this identity token") && !ran.all().contains("s3cret"), "{}", ran.all());
+}
+
+#[test]
+fn an_identity_token_goes_nowhere_else() {
+    let elsewhere = Server::start(|_| Reply::new(200, r#"{"access_token":"t0ken"}"#));
+    let to = format!("http://{}/token", elsewhere.host);
+    let redirecting = with_tokens("http://HOST/token", move |_| Reply::new(307, "").header("location", to.clone()));
+    let plain = with_tokens("http://tokens.example/token", |_| Reply::new(500, ""));
+    let none = with_tokens("no address", |_| Reply::new(500, ""));
+    let empty = with_tokens("http://HOST/token", |_| Reply::new(200, r#"{"token":"s3cret"}"#));
+    for (server, said) in [
+        (redirecting, "the token server answers 307"),
+        (plain, "sent to tokens.example without TLS"),
+        (none, "names no token server"),
+        (empty, "no access token"),
+    ] {
+        let user = User::with_identity_token(&server.host, "s3cret");
+        let ran = user.pull(&format!("{}/x:1", server.host)).run().exits(13);
+        assert!(ran.all().contains(said) && !ran.all().contains("s3cret"), "{said}: {}", ran.all());
+    }
+    assert!(elsewhere.asked().is_empty());
+}
+
 #[test]
 fn a_login_goes_to_its_registry_and_not_to_where_that_redirects() {
     let image = Image::new();
@@ -269,7 +336,15 @@ fn a_pull_that_is_killed_leaves_nothing_in_the_way_of_the_next() {
         one.wait().exits(0);
     }
     let left: Vec<_> = std::fs::read_dir(user.cache()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(".new")), "{left:?}");
+    let left: Vec<_> = left.iter().map(|name| name.to_string_lossy()).collect();
+    assert!(!left.iter().any(|name| name.ends_with(".new") || name.starts_with("copy")), "{left:?}");
+    // What a run left that was killed while it had a copy: no image, and gone with the next cleaning.
+    let copy = user.cache().join("copy-0123456789abcdef");
+    std::fs::create_dir_all(copy.join("tree")).unwrap();
+    std::fs::write(copy.with_extension("lock"), "").unwrap();
+    user.run(["image", "list"]).run().exits(0).prints("\n1 image, ");
+    user.run(["clean"]).run().exits(0).prints("removed 1 unfinished image from the cache");
+    assert!(!copy.exists() && !copy.with_extension("lock").exists());
     user.run(["image", "remove", &image.digest().to_string()[..12]]).run().exits(0).prints("removed image of");
     assert_eq!(user.run(["image", "list", "--json"]).run().exits(0).stdout, "[]\n");
 }

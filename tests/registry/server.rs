@@ -1,7 +1,7 @@
 //! A registry of a test's own, which answers as the test says: also with what no honest library would send.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -19,6 +19,7 @@ pub struct Asked {
     pub path: String,
     /// Names in lowercase.
     pub headers: BTreeMap<String, String>,
+    pub body: String,
 }
 
 /// An answer.
@@ -78,7 +79,8 @@ impl Server {
 
 /// One request for each connection.
 fn one(mut stream: TcpStream, answer: &Answer, log: &Mutex<Vec<Asked>>) -> Option<()> {
-    let mut lines = BufReader::new(stream.try_clone().ok()?).lines();
+    let mut input = BufReader::new(stream.try_clone().ok()?);
+    let mut lines = input.by_ref().lines();
     let first = lines.next()?.ok()?;
     // What is not HTTP is a try with TLS.
     let path = first.split_whitespace().nth(1).filter(|path| path.starts_with('/'))?.to_owned();
@@ -88,7 +90,10 @@ fn one(mut stream: TcpStream, answer: &Answer, log: &Mutex<Vec<Asked>>) -> Optio
         let Some((name, value)) = line.split_once(": ") else { break };
         headers.insert(name.to_lowercase(), value.to_owned());
     }
-    let asked = Asked { path, headers };
+    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = String::new();
+    input.take(length).read_to_string(&mut body).ok()?;
+    let asked = Asked { path, headers, body };
     log.lock().unwrap().push(asked.clone());
     let reply = answer(&asked);
     let mut head = format!("HTTP/1.1 {} x\r\nconnection: close\r\n", reply.status);
@@ -198,6 +203,15 @@ impl User {
     pub fn logged_in(registry: &str, base64: &str) -> Self {
         let user = Self::new();
         let config = format!(r#"{{"auths":{{{registry:?}:{{"auth":{base64:?}}}}}}}"#);
+        std::fs::write(user.dir.path().join("docker/config.json"), config).unwrap();
+        user
+    }
+
+    /// With an identity token, as a single sign-on leaves it.
+    pub fn with_identity_token(registry: &str, token: &str) -> Self {
+        let user = Self::new();
+        // "user:".
+        let config = format!(r#"{{"auths":{{{registry:?}:{{"auth":"dXNlcjo=","identitytoken":{token:?}}}}}}}"#);
         std::fs::write(user.dir.path().join("docker/config.json"), config).unwrap();
         user
     }

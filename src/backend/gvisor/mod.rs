@@ -329,6 +329,12 @@ fn skeleton(plan: &Plan) -> Result<Skeleton, PrepareError> {
     })
 }
 
+/// Whether the sandbox would have root's own uid: root without `CAP_SYS_ADMIN` can map no other.
+#[must_use]
+pub fn lacks_a_uid() -> bool {
+    rustix::process::geteuid().is_root() && may_mount().is_ok_and(|may| !may)
+}
+
 /// Whether this process may mount without a user namespace of its own.
 fn may_mount() -> Result<bool, PrepareError> {
     let status = ProcDir::own().and_then(|own| own.status()).map_err(PrepareError::io("read /proc/self/status"))?;

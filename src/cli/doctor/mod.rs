@@ -1,15 +1,16 @@
 //! `plimsoll doctor`: what this host can prove for each backend, why not, and the fix. Found out by doing ([`trial`]);
 //! the host's settings that stand behind it are looked at ([`survey`]).
 //!
-//! Every call tries again, since it is asked after something was mended. Only a run's `auto` remembers, until the host is
-//! started again, that a microVM did not boot.
+//! What takes its time is [kept], and said with its age; `--fresh` tries again, and `--verbose`, which shows what was seen.
 
+pub mod kept;
 pub mod record;
 
 use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
+use jiff::Timestamp;
 
 use self::record::{BackendV1, DoctorV1, SCHEMA};
 use super::failure::Failure;
@@ -22,7 +23,7 @@ use crate::env::{Env, Var};
 use crate::evidence::Status;
 use crate::evidence::host::{Finding, Grade};
 use crate::exit::Exit;
-use crate::report::{RefusalRecord, Report, StepReport};
+use crate::report::{RefusalRecord, StepReport};
 use crate::run::{self, host};
 use crate::spec::{self, Overrides, Policy, PolicyRefusal, Step, Surroundings};
 use crate::text::Untrusted;
@@ -45,6 +46,10 @@ pub struct DoctorArgs {
     /// How gVisor intercepts system calls: systrap, ptrace, kvm
     #[arg(long, value_name = "PLATFORM", value_parser = ["systrap", "ptrace", "kvm"])]
     pub platform: Option<String>,
+
+    /// Try again what was found out since this host was started
+    #[arg(long)]
+    pub fresh: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -75,52 +80,62 @@ impl Which {
 /// Tries the backends and prints what came of it.
 pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit, Failure> {
     let engines = args::engines(args.runsc.clone(), args.platform.clone(), args.firecracker.clone(), env);
-    let trials = Trials::new(engines, env)?;
+    let trials = Trials::new(engines.clone(), env)?;
     let which = args.backend.map_or_else(|| vec![Which::Firecracker, Which::Gvisor, Which::Wasm], |one| vec![one]);
-    let mut reports = Vec::new();
+    let mut rows = Vec::new();
     super::runtime()?.block_on(async {
         let cancel = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;
-        for one in which {
-            let steps = spec::load(&[], &overrides(one.kind(), &trials), &Surroundings::default())?;
-            let steps: Vec<Step> = steps.into_iter().map(|step| trials.harmless(step)).collect();
+        for kind in which.into_iter().map(Which::kind) {
             let policy = Policy::load();
-            let forbidden = steps.first().and_then(|step| forbidden(&policy, step));
-            let mut report = trials.run(steps, policy, cancel.clone()).await?;
-            if let (Some(refusal), Some(step)) = (forbidden, report.steps.first_mut()) {
-                step.refusal = Some(refusal);
+            let key = kept::key(kind, &engines, &policy);
+            let asked = key.filter(|_| !args.fresh && !common.verbose);
+            if let Some(found) = asked.and_then(|key| kept::recall(kind, key, env)) {
+                rows.push(Row { kind, found, step: None });
+                continue;
             }
-            reports.push((one.kind(), report));
+            let steps = spec::load(&[], &overrides(kind, &trials), &Surroundings::default())?;
+            let steps: Vec<Step> = steps.into_iter().map(|step| trials.harmless(step)).collect();
+            let forbidden = steps.first().and_then(|step| forbidden(&policy, step));
+            let report = trials.run(steps, policy, cancel.clone()).await?;
             if let Some(signal) = *cancel.borrow() {
                 return Err(Failure::new(signals::exit(signal), "cancelled"));
             }
+            let Some(mut step) = report.steps.into_iter().next() else { continue };
+            if forbidden.is_some() {
+                step.refusal = forbidden;
+            }
+            let row = Row::of(kind, step);
+            if let Some(key) = key {
+                kept::keep(kind, key, &row.found, env);
+            }
+            rows.push(row);
         }
         Ok(())
     })?;
-    let rows: Vec<Row<'_>> = reports.iter().filter_map(|(kind, report)| Row::of(*kind, report)).collect();
     let mut findings = survey::survey(env);
     findings.extend(rows.iter().find_map(Row::jailer));
     let mut out = Log::data();
     if args.json {
-        let record = as_record(&rows, &reports, findings);
+        let record = as_record(&rows, findings);
         let text = serde_json::to_string_pretty(&record).map_err(|e| Failure::from_error(Exit::Internal, &e))?;
         out.line(&text);
     } else {
         let style = Style::of(env, &io::stdout());
         out.text(&as_text(&rows, style, common));
         if !common.quiet {
-            out.text(&about_host(&findings, &reports, style, common));
+            out.text(&about_host(&findings, style, common));
         }
         if env.path(Var::Path).is_none() {
             tracing::warn!("PATH is not set, so no engine can be found in it");
         }
     }
     // One of them is enough, unless one was asked for.
-    Ok(if rows.iter().any(|row| trial::admitted(row.step)) {
+    Ok(if rows.iter().any(|row| row.found.usable) {
         Exit::Passed
     } else {
         match rows.first().filter(|_| args.backend.is_some()) {
-            Some(row) => trial::exit(row.step),
-            None => Exit::Unavailable,
+            Some(Row { step: Some(step), .. }) => trial::exit(step),
+            _ => Exit::Unavailable,
         }
     })
 }
@@ -148,26 +163,54 @@ fn forbidden(policy: &Result<Policy, PolicyRefusal>, step: &Step) -> Option<Refu
     })
 }
 
-struct Row<'a> {
+struct Row {
     kind: Backend,
-    step: &'a StepReport,
+    found: BackendV1,
+    /// What was tried just now.
+    step: Option<StepReport>,
 }
 
-impl<'a> Row<'a> {
-    fn of(kind: Backend, report: &'a Report) -> Option<Self> {
-        report.steps.first().map(|step| Self { kind, step })
+impl Row {
+    fn of(kind: Backend, step: StepReport) -> Self {
+        let found = BackendV1 {
+            backend: kind.name().to_owned(),
+            usable: trial::admitted(&step),
+            tier: step.tier,
+            floor: step.floor,
+            total_ms: step.resources.total_ms,
+            engine: step.engine.clone(),
+            controls: step.controls.iter().map(|c| (c.id, c.status)).collect(),
+            blocker: step.refusal.as_ref().map(|r| r.message.clone()),
+            help: step.refusal.as_ref().and_then(|r| r.help.clone()),
+            found_at: Timestamp::now(),
+            cached: false,
+        };
+        Self { kind, found, step: Some(step) }
     }
 
     fn engine(&self) -> Option<String> {
-        let engine = self.step.engine.as_ref()?;
+        let engine = self.found.engine.as_ref()?;
         let settings = engine.settings.iter().map(|(k, v)| format!(", {k} {v}"));
         let text = format!("{}{}", engine.engine_version, settings.collect::<String>());
         Some(Untrusted::new(text).for_terminal(200))
     }
 
+    /// How long ago it was found out, if not just now.
+    fn age(&self, style: Style) -> String {
+        if !self.found.cached {
+            return String::new();
+        }
+        let since = match Timestamp::now().duration_since(self.found.found_at).as_secs() {
+            seconds @ ..60 => format!("{} s", seconds.max(0)),
+            seconds @ 60..7200 => format!("{} min", seconds / 60),
+            seconds => format!("{} h", seconds / 3600),
+        };
+        style.dim(&format!(" (found out {since} ago; --fresh tries again)"))
+    }
+
     /// Firecracker asks for the jailer of its own release.
     fn jailer(&self) -> Option<Finding> {
-        let binaries = &self.step.engine.as_ref().filter(|_| self.kind == Backend::Firecracker)?.binaries;
+        let binaries = &self.found.engine.as_ref().filter(|_| self.kind == Backend::Firecracker)?.binaries;
         let [vmm, jailer] = binaries.as_slice() else { return None };
         Some(if vmm.version == jailer.version {
             Finding::good("jailer-version", format!("Firecracker and jailer are both {}", vmm.version))
@@ -182,22 +225,23 @@ impl<'a> Row<'a> {
     }
 
     fn below(&self) -> Vec<String> {
-        let weak = self.step.controls.iter().filter(|c| c.status < Status::Enforced && c.status != Status::Unknown);
-        weak.map(|c| format!("{} {}", c.id, c.status)).collect()
+        let weak = self.found.controls.iter().filter(|(_, s)| **s < Status::Enforced && **s != Status::Unknown);
+        weak.map(|(id, status)| format!("{id} {status}")).collect()
     }
 }
 
-fn as_text(rows: &[Row<'_>], style: Style, common: &CommonArgs) -> String {
+fn as_text(rows: &[Row], style: Style, common: &CommonArgs) -> String {
     let mut text = String::new();
     for row in rows {
-        let name = format!("{:<12}", row.kind.name());
+        let (found, age) = (&row.found, row.age(style));
+        let name = format!("{:<12}", found.backend);
         let clean = |text: &str| Untrusted::new(text).for_terminal(1000);
-        if trial::admitted(row.step) {
-            let tier = row.step.tier.map_or_else(|| "nothing".to_owned(), |t| t.to_string());
-            let took = millis(row.step.resources.total_ms);
+        if found.usable {
+            let tier = found.tier.map_or_else(|| "nothing".to_owned(), |t| t.to_string());
+            let took = millis(found.total_ms);
             let engine = row.engine().map(|e| format!(" ({e})")).unwrap_or_default();
             text.push_str(&format!(
-                "{}{}{engine}\n",
+                "{}{}{age}{engine}\n",
                 style.bold(&name),
                 style.good(&format!("proves {tier} in {took}"))
             ));
@@ -206,16 +250,16 @@ fn as_text(rows: &[Row<'_>], style: Style, common: &CommonArgs) -> String {
                 text.push_str(&format!("{:12}{}\n", "", style.dim(&below.join(", "))));
             }
         } else {
-            text.push_str(&format!("{}{}\n", style.bold(&name), style.bad("not usable")));
-            if let Some(refusal) = &row.step.refusal {
-                text.push_str(&format!("{:12}{}\n", "", clean(&refusal.message)));
-                if let Some(help) = refusal.help.as_deref().filter(|h| !h.is_empty()) {
-                    text.push_str(&format!("{:12}fix: {}\n", "", clean(help)));
-                }
+            text.push_str(&format!("{}{}{age}\n", style.bold(&name), style.bad("not usable")));
+            if let Some(blocker) = &found.blocker {
+                text.push_str(&format!("{:12}{}\n", "", clean(blocker)));
+            }
+            if let Some(help) = found.help.as_deref().filter(|h| !h.is_empty()) {
+                text.push_str(&format!("{:12}fix: {}\n", "", clean(help)));
             }
         }
-        if common.verbose {
-            for control in &row.step.controls {
+        if let Some(step) = row.step.as_ref().filter(|_| common.verbose) {
+            for control in &step.controls {
                 for seen in &control.observations {
                     let words = clean(&seen.fact.words());
                     text.push_str(&format!("{:12}{:<17} {:<13} {words}\n", "", control.id, control.status));
@@ -227,15 +271,12 @@ fn as_text(rows: &[Row<'_>], style: Style, common: &CommonArgs) -> String {
 }
 
 /// The machine, and what is not as it should be there; with `--verbose` what is, too.
-fn about_host(findings: &[Finding], reports: &[(Backend, Report)], style: Style, common: &CommonArgs) -> String {
-    let mut text = String::new();
-    if let Some((_, report)) = reports.first() {
-        let host = &report.host;
-        text.push_str(&style.dim(&format!(
-            "host: {}, {}, virtualization: {}; operator's policy: {}\n",
-            host.kernel, host.cpu, host.virtualization, report.policy.effect
-        )));
-    }
+fn about_host(findings: &[Finding], style: Style, common: &CommonArgs) -> String {
+    let (host, policy) = (host::describe(None), run::policy_record(&Policy::load()));
+    let mut text = style.dim(&format!(
+        "host: {}, {}, virtualization: {}; operator's policy: {}\n",
+        host.kernel, host.cpu, host.virtualization, policy.effect
+    ));
     let clean = |text: &str| Untrusted::new(text).for_terminal(1000);
     for finding in findings.iter().filter(|f| common.verbose || f.grade != Grade::Good) {
         let grade = format!("{:<8}", finding.grade.name());
@@ -256,25 +297,13 @@ fn about_host(findings: &[Finding], reports: &[(Backend, Report)], style: Style,
     text
 }
 
-fn as_record(rows: &[Row<'_>], reports: &[(Backend, Report)], findings: Vec<Finding>) -> DoctorV1 {
-    let row = |row: &Row<'_>| BackendV1 {
-        backend: row.kind.name(),
-        usable: trial::admitted(row.step),
-        tier: row.step.tier,
-        floor: row.step.floor,
-        total_ms: row.step.resources.total_ms,
-        engine: row.step.engine.clone(),
-        controls: row.step.controls.iter().map(|c| (c.id, c.status)).collect(),
-        blocker: row.step.refusal.as_ref().map(|r| r.message.clone()),
-        help: row.step.refusal.as_ref().and_then(|r| r.help.clone()),
-    };
-    let first = reports.first().map(|(_, report)| report);
+fn as_record(rows: &[Row], findings: Vec<Finding>) -> DoctorV1 {
     DoctorV1 {
         schema: SCHEMA,
-        host: first.map_or_else(|| host::describe(None), |report| report.host.clone()),
-        policy: first.map_or_else(|| run::policy_record(&Policy::load()), |report| report.policy.clone()),
+        host: host::describe(None),
+        policy: run::policy_record(&Policy::load()),
         findings,
-        backends: rows.iter().map(row).collect(),
+        backends: rows.iter().map(|row| row.found.clone()).collect(),
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::backend::EngineRecord;
@@ -30,10 +31,10 @@ pub struct DoctorV1 {
 }
 
 /// One backend, tried by building its boundary.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct BackendV1 {
     /// Its name.
-    pub backend: &'static str,
+    pub backend: String,
     /// Whether a step with the backend's default floor would be admitted.
     pub usable: bool,
     /// The tier that was proven, if one was.
@@ -50,6 +51,11 @@ pub struct BackendV1 {
     pub blocker: Option<String>,
     /// What to do about it.
     pub help: Option<String>,
+    /// When it was tried.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub found_at: Timestamp,
+    /// Whether that was before this call: on this host as it is now, since it was started.
+    pub cached: bool,
 }
 
 impl DoctorV1 {

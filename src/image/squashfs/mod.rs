@@ -84,6 +84,14 @@ fn shown(path: &Path) -> String {
 /// # Errors
 /// As [`PackError`] says. What was written is removed.
 pub fn pack(tree: &Path, into: &Path) -> Result<Packed, PackError> {
+    pack_with(tree, into, 0)
+}
+
+/// As [`pack`]; directories and files have those permissions too, beside their own.
+///
+/// # Errors
+/// As [`PackError`] says. What was written is removed.
+pub fn pack_with(tree: &Path, into: &Path, also: u16) -> Result<Packed, PackError> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
         move |source| PackError::Io { action, path, source }
@@ -92,7 +100,7 @@ pub fn pack(tree: &Path, into: &Path) -> Result<Packed, PackError> {
     let meta = source.metadata().map_err(io("examine", tree))?;
     let file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(into).map_err(io("make", into))?;
     let packed = (|| {
-        let mut packer = Packer::new(&file);
+        let mut packer = Packer::new(&file, also);
         let root = if meta.is_dir() {
             packer.tree(source.into())?
         } else if meta.is_file() {
@@ -121,6 +129,8 @@ struct Level {
 
 struct Packer<'f> {
     file: &'f File,
+    /// Permissions that everything gets.
+    also: u16,
     /// Bytes of data that are not written yet, how many they are, and where they go.
     batch: Vec<u8>,
     held: usize,
@@ -134,9 +144,10 @@ struct Packer<'f> {
 }
 
 impl<'f> Packer<'f> {
-    fn new(file: &'f File) -> Self {
+    fn new(file: &'f File, also: u16) -> Self {
         Packer {
             file,
+            also,
             batch: vec![0; BATCH],
             held: 0,
             position: SUPERBLOCK,
@@ -145,6 +156,10 @@ impl<'f> Packer<'f> {
             linked: HashMap::new(),
             packed: Packed { bytes: 0, files: 0, unreadable: 0, left_out: 0 },
         }
+    }
+
+    fn mode(&self, mode: u32) -> u16 {
+        permissions(mode) | self.also
     }
 
     fn number(&mut self) -> Result<u32, PackError> {
@@ -163,7 +178,7 @@ impl<'f> Packer<'f> {
         let mut levels = vec![Level {
             fd: root,
             name: Vec::new(),
-            mode: permissions(stat.st_mode),
+            mode: self.mode(stat.st_mode),
             number,
             todo: todo.into_iter(),
             children: Vec::new(),
@@ -209,7 +224,7 @@ impl<'f> Packer<'f> {
                 let opened = open(at, &name, OFlags::DIRECTORY).and_then(|fd| {
                     let todo = names(fd.as_fd())?;
                     let mode = rustix::fs::fstat(&fd)?.st_mode;
-                    Ok((fd, todo, permissions(mode)))
+                    Ok((fd, todo, self.mode(mode)))
                 });
                 match opened {
                     Ok((fd, todo, mode)) => {
@@ -243,7 +258,7 @@ impl<'f> Packer<'f> {
                         if stat.st_nlink > 1 {
                             self.linked.insert(key, content.clone());
                         }
-                        (content, permissions(stat.st_mode))
+                        (content, self.mode(stat.st_mode))
                     }
                     Err(Errno::ACCESS | Errno::PERM) => {
                         self.packed.unreadable += 1;
@@ -278,7 +293,7 @@ impl<'f> Packer<'f> {
             source,
         })?;
         self.packed.files += 1;
-        let inode = self.tables.file(number, permissions(mode), &content);
+        let inode = self.tables.file(number, self.mode(mode), &content);
         let child = Child { name, inode, number, kind: Kind::File };
         let inode = self.tables.directory(root, self.members + 1, 0o755, &[child]);
         Ok(Child { name: Vec::new(), inode, number: root, kind: Kind::Directory })

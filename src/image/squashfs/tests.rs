@@ -155,6 +155,26 @@ fn the_same_tree_gives_the_same_bytes_wherever_and_whenever_it_was_made() {
 }
 
 #[test]
+fn a_sealed_tree_packs_like_an_open_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = |name: &str, modes: [u32; 3], also: u16| {
+        let source = dir.path().join(name);
+        fs::create_dir_all(source.join("d")).unwrap();
+        write(&source.join("d/tool"), b"x", modes[1]);
+        write(&source.join("d/file"), b"y", modes[2]);
+        for directory in [source.join("d"), source.clone()] {
+            fs::set_permissions(directory, PermissionsExt::from_mode(modes[0])).unwrap();
+        }
+        let image = dir.path().join(format!("{name}.image"));
+        pack_with(&source, &image, also).unwrap();
+        fs::read(image).unwrap()
+    };
+    let open = image("open", [0o777, 0o777, 0o666], 0);
+    assert!(open == image("sealed", [0o555, 0o555, 0o444], 0o222));
+    assert!(open != image("kept", [0o555, 0o555, 0o444], 0));
+}
+
+#[test]
 fn hard_links_and_zeros_take_no_room() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("tree");

@@ -32,6 +32,11 @@ pub enum Credentials {
         /// Password.
         password: String,
     },
+    /// A token that the registry's token server exchanges for one that the registry takes.
+    IdentityToken {
+        /// It.
+        token: String,
+    },
 }
 
 impl fmt::Debug for Credentials {
@@ -39,6 +44,7 @@ impl fmt::Debug for Credentials {
         match self {
             Credentials::Anonymous => f.write_str("Anonymous"),
             Credentials::Password { user, .. } => write!(f, "Password({user:?}, ***)"),
+            Credentials::IdentityToken { .. } => f.write_str("IdentityToken(***)"),
         }
     }
 }
@@ -99,10 +105,12 @@ impl Credentials {
         };
         let server = if registry == "index.docker.io" { DOCKER_HUB } else { registry };
         match get_credential_from_reader(text.as_slice(), server) {
-            Ok(DockerCredential::UsernamePassword(user, password)) => Ok(Self::Password { user, password }),
-            Ok(DockerCredential::IdentityToken(_)) => {
-                Err(unusable("it holds an identity token, which is not understood; log in with a name and a token"))
+            // As docker-credential-helpers' README says it.
+            Ok(DockerCredential::UsernamePassword(user, token)) if user == "<token>" => {
+                Ok(Self::IdentityToken { token })
             }
+            Ok(DockerCredential::UsernamePassword(user, password)) => Ok(Self::Password { user, password }),
+            Ok(DockerCredential::IdentityToken(token)) => Ok(Self::IdentityToken { token }),
             Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(Self::Anonymous),
             // docker-credential-helpers' own words, with which Docker itself goes on without a login.
             Err(CredentialRetrievalError::HelperFailure { stdout, .. }) if stdout.contains("credentials not found") => {
@@ -147,7 +155,9 @@ mod tests {
         let none: Env = [(Var::Home, dir.path())].into_iter().collect();
         assert_eq!(Credentials::of_user("x", &none).unwrap(), Credentials::Anonymous);
         assert!(found("{", "x").is_err());
-        assert!(found(r#"{"auths": {"x": {"auth": "bWU6czNjcmV0", "identitytoken": "t"}}}"#, "x").is_err());
+        let token = found(r#"{"auths": {"x": {"auth": "bWU6czNjcmV0", "identitytoken": "s3cret"}}}"#, "x").unwrap();
+        assert_eq!(token, Credentials::IdentityToken { token: "s3cret".to_owned() });
+        assert!(!format!("{token:?}").contains("s3cret"));
         let helper = found(r#"{"credHelpers": {"x": "no-such-helper-of-plimsolls-tests"}}"#, "x").unwrap_err();
         assert!(helper.to_string().contains("for x"), "{helper}");
     }

@@ -21,6 +21,7 @@ use crate::artifact::rejection::shown;
 
 pub mod credentials;
 pub mod helper;
+mod oauth;
 mod pull;
 
 pub use credentials::Credentials;

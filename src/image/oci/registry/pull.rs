@@ -18,7 +18,7 @@ use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Reference, RegistryOperation};
 
-use super::{Credentials, Failure, Job, Kind, Said, Task};
+use super::{Credentials, Failure, Job, Kind, Said, Task, oauth};
 use crate::artifact::digest::Hasher;
 use crate::artifact::layers::MAX_LAYERS;
 use crate::artifact::{Digest, rejection};
@@ -32,9 +32,9 @@ const TRIES: u32 = 6;
 /// Wait before the second try; twice as long before each further one.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Longest time to a connection.
-const CONNECT: Duration = Duration::from_secs(15);
+pub(super) const CONNECT: Duration = Duration::from_secs(15);
 /// Longest silence while an answer is read.
-const SILENCE: Duration = Duration::from_secs(30);
+pub(super) const SILENCE: Duration = Duration::from_secs(30);
 /// Time between two reports of progress.
 const BEAT: Duration = Duration::from_millis(500);
 
@@ -70,34 +70,39 @@ struct Registry {
 impl Registry {
     /// Logs in. A registry that may be plain is first asked with TLS.
     async fn reach(job: &Job, reference: Reference) -> Result<Self, Failure> {
-        let auth = match &job.credentials {
-            Credentials::Anonymous => RegistryAuth::Anonymous,
-            Credentials::Password { user, password } => RegistryAuth::Basic(user.clone(), password.clone()),
-        };
-        let with = |protocol| {
-            let config = ClientConfig {
-                protocol,
-                connect_timeout: Some(CONNECT),
-                read_timeout: Some(SILENCE),
-                user_agent: concat!("plimsoll/", env!("CARGO_PKG_VERSION")),
-                ..ClientConfig::default()
-            };
-            Client::try_from(config).map_err(|e| Failure::new(Kind::Local, words(e)))
-        };
         if job.plain {
-            let registry = Self { client: with(ClientProtocol::Https)?, auth, reference };
-            match registry.log_in().await {
-                Ok(()) => return Ok(registry),
+            match Self::connect(job, &reference, ClientProtocol::Https).await {
+                Ok(registry) => return Ok(registry),
                 // It speaks TLS: what it wants is not said in the clear.
                 Err(Trouble::Final(failure)) if failure.kind != Kind::Unreachable => return Err(failure),
                 Err(_) => {}
             }
-            let registry = Self { client: with(ClientProtocol::Http)?, ..registry };
-            retried(|| registry.log_in()).await?;
-            return Ok(registry);
+            return retried(|| Self::connect(job, &reference, ClientProtocol::Http)).await;
         }
-        let registry = Self { client: with(ClientProtocol::Https)?, auth, reference };
-        retried(|| registry.log_in()).await?;
+        retried(|| Self::connect(job, &reference, ClientProtocol::Https)).await
+    }
+
+    async fn connect(job: &Job, reference: &Reference, protocol: ClientProtocol) -> Result<Self, Trouble> {
+        let scheme = if matches!(protocol, ClientProtocol::Http) { "http" } else { "https" };
+        let config = ClientConfig {
+            protocol,
+            connect_timeout: Some(CONNECT),
+            read_timeout: Some(SILENCE),
+            user_agent: concat!("plimsoll/", env!("CARGO_PKG_VERSION")),
+            ..ClientConfig::default()
+        };
+        let client = Client::try_from(config).map_err(|e| Trouble::Final(Failure::new(Kind::Local, words(e))))?;
+        let auth = match &job.credentials {
+            Credentials::Anonymous => RegistryAuth::Anonymous,
+            Credentials::Password { user, password } => RegistryAuth::Basic(user.clone(), password.clone()),
+            Credentials::IdentityToken { token } => {
+                let base = format!("{scheme}://{}", reference.resolve_registry());
+                let access = oauth::access_token(&base, reference.repository(), token).await?;
+                access.map_or(RegistryAuth::Anonymous, RegistryAuth::Bearer)
+            }
+        };
+        let registry = Self { client, auth, reference: reference.clone() };
+        registry.log_in().await?;
         Ok(registry)
     }
 
@@ -337,7 +342,7 @@ impl Meter<'_> {
 
 /// Whether it may help to try again.
 #[derive(Debug)]
-enum Trouble {
+pub(super) enum Trouble {
     Passing(Failure),
     Final(Failure),
 }
