@@ -255,6 +255,7 @@ fn remove(cache: &Cache, wanted: &[String]) -> Result<Exit, Failure> {
             }
         }
     }
+    cache.sweep_copies().map_err(|e| unusable(&e))?;
     if stayed.is_empty() {
         return Ok(Exit::Passed);
     }

@@ -4,9 +4,8 @@
 //! it is made once under a lock, by whichever run comes first, while the others wait for it. It is made in a fresh
 //! sibling, synced, and appears by a rename: a process killed at any moment leaves either a whole entry or none, and what
 //! it left instead is removed by the next run that wants the same entry. Whoever uses an entry holds its lock shared
-//! ([`Entry`]), so that making room never takes one out of a run's hands. A directory of one run alone
-//! ([`Cache::private`]), for copies of entries, has a lock as well, and goes with its last holder, or when that was killed
-//! with the next run that makes one.
+//! ([`Entry`]), so that making room never takes one out of a run's hands. A copy of an entry ([`Cache::copy`]) is one run's
+//! alone at a time, by its lock; the next run may have it afterwards, and one for each entry is kept for that.
 //!
 //! Trusts: the user that it belongs to. A directory that belongs to somebody else or that others can write is refused,
 //! not worked around: whoever can write there chooses the kernel. Where there can be no cache at all (no home, a read-only
@@ -30,6 +29,7 @@ use rustix::process::geteuid;
 use crate::artifact::destination;
 use crate::env::{Env, Var};
 
+mod copies;
 mod room;
 
 pub use room::{Gone, Held};
@@ -40,8 +40,6 @@ const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 const LOCK: &str = ".lock";
 /// Suffix of an entry that is being made. There is one name for each entry, since its maker holds the lock.
 const UNFINISHED: &str = ".new";
-/// The kind of directories of one run alone.
-const PRIVATE: &str = "copy";
 
 /// Where caches of this user are: root's in `/var/cache`, unless `XDG_CACHE_HOME` says otherwise; none without a home.
 #[must_use]
@@ -99,32 +97,21 @@ pub struct Cache {
     notice: Option<String>,
 }
 
-/// A whole entry, or a directory of this run alone, which stays for as long as this or a clone of it is held.
+/// A whole entry, which stays for as long as this or a clone of it is held; or a copy, which is nobody else's meanwhile.
 #[derive(Debug, Clone)]
 pub struct Entry {
     path: PathBuf,
     /// Whether this run made it.
     pub fresh: bool,
-    _hold: Arc<Hold>,
+    hold: Arc<Hold>,
 }
 
 /// What keeps a directory where it is.
 #[derive(Debug)]
 struct Hold {
     lock: Option<File>,
-    /// The name of one that goes when nobody holds it any more, and where.
-    private: Option<(Cache, String)>,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let Some((cache, name)) = self.private.take() else { return };
-        // Whoever takes the lock may remove it: we, or a sweep in between.
-        drop(self.lock.take());
-        if let Err(error) = cache.discard_named(&name, FlockOperation::NonBlockingLockExclusive) {
-            tracing::debug!(name, error = crate::text::chain(&error), "a copy was not removed");
-        }
-    }
+    /// Of a copy.
+    copy: Option<copies::Copied>,
 }
 
 impl Entry {
@@ -218,25 +205,7 @@ impl Cache {
 
     fn used(path: PathBuf, lock: File, fresh: bool) -> Entry {
         touch(&lock);
-        Entry { path, fresh, _hold: Arc::new(Hold { lock: Some(lock), private: None }) }
-    }
-
-    /// An empty directory of this run alone, on the file system of the entries. It goes with its last holder.
-    ///
-    /// # Errors
-    /// If it can't be made.
-    pub fn private(&self) -> Result<Entry, CacheError> {
-        self.sweep_private()?;
-        let mut random = [0; 8];
-        getrandom::fill(&mut random)
-            .map_err(|e| CacheError::io("draw randomness for", &self.path)(io::Error::other(e.to_string())))?;
-        let name = format!("{PRIVATE}-{}", hex::encode(random));
-        let path = self.path.join(&name);
-        // There is no directory without a lock beside it: it is made after its lock, and removed before.
-        let lock = self.lock(&name, FlockOperation::LockShared)?;
-        let hold = Arc::new(Hold { lock: Some(lock), private: Some((self.clone(), name)) });
-        DirBuilder::new().mode(0o700).create(&path).map_err(CacheError::io("make", &path))?;
-        Ok(Entry { path, fresh: true, _hold: hold })
+        Entry { path, fresh, hold: Arc::new(Hold { lock: Some(lock), copy: None }) }
     }
 
     fn make<E: From<CacheError>>(&self, name: &str, build: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {

@@ -5,9 +5,10 @@
 //! that takes a jail.
 //!
 //! With each lies what it is ([`About`]): where it came from, its size, and a digest of its content. Nobody gets the entry
-//! itself: each use has a [copy](seal) of its own, whose digest is computed while it is made. What differs is made again, and
-//! never shown to a boundary; and whatever an engine does to its copy, the next run gets what was unpacked. A pulled layout
-//! needs none of this: each of its blobs is compared with its own digest when it is used.
+//! itself: each use has a [copy](seal) of its own, whose digest is computed while it is made. When that use is over, one copy
+//! is kept for the next, which computes its digest again. What differs is made again, and never shown to a boundary; so
+//! whatever an engine does to its copy, the next run gets what was unpacked. A pulled layout needs none of this: each of its
+//! blobs is compared with its own digest when it is used.
 //!
 //! The cache is bounded by [`gc`], which runs whenever something new came.
 
@@ -28,6 +29,8 @@ const FORMAT: u32 = 2;
 const TREE: &str = "tree";
 const DISK: &str = "disk";
 const ABOUT: &str = "about.json";
+/// Copies of earlier runs that may be damaged in a row before the entry is thought to be.
+const MOST_DAMAGED: usize = 4;
 /// Kinds of entries that are images.
 const KINDS: [&str; 3] = ["pulled", "image", "disk"];
 /// Longest of the files about entries, bytes.
@@ -141,30 +144,45 @@ pub fn tree(
         Ok(())
     };
     let (copy, about) =
-        copied(cache, "image", &key, make, |entry, own| seal::copy(&entry.join(TREE), &own.join(TREE)))?;
+        copied(cache, "image", &key, make, TREE, seal::copy, |own| seal::digest(own).map(|(own, _)| own))?;
     Ok(Stored { key, about, copy })
 }
 
-/// A copy of an entry whose content is what it was when it was made; one that is not is made again.
+/// A copy of an entry, of which `name` is what it was when it was made: one that an earlier run is done with, if it still is
+/// that, or a new one. An entry that has changed is made again.
 fn copied(
     cache: &Cache,
     kind: &str,
     key: &str,
     make: impl Fn(&Path) -> Result<(), StoreError>,
+    name: &str,
     copy: impl Fn(&Path, &Path) -> Result<(Digest, u64), Fault>,
+    digest: impl Fn(&Path) -> Result<Digest, Fault>,
 ) -> Result<(Entry, About), StoreError> {
     for _ in 0..2 {
         let entry = cache.entry(kind, key, &make)?;
         if entry.fresh {
             bound(cache);
         }
-        let own = cache.private()?;
-        let about = About::of(entry.path());
-        match (about, copy(entry.path(), own.path())) {
-            (Some(about), Ok((found, _))) if about.content == Some(found) => return Ok((own, about)),
-            (_, Err(fault @ Fault::Copy(_))) => return Err(fault.of(own.path()).into()),
-            _ => tracing::warn!("{} is damaged, and made again", entry.path().display()),
+        for _ in 0..MOST_DAMAGED {
+            // Without that, it is not what it was either.
+            let Some(about) = About::of(entry.path()) else { break };
+            let own = cache.copy(kind, key)?;
+            let path = own.path().join(name);
+            let found =
+                if own.fresh { copy(&entry.path().join(name), &path).map(|(found, _)| found) } else { digest(&path) };
+            match found {
+                Ok(found) if about.content == Some(found) => {
+                    own.is_good();
+                    return Ok((own, about));
+                }
+                Err(fault @ Fault::Copy(_)) => return Err(fault.of(own.path()).into()),
+                // Unlike the entry, it is of no more use, and gone as soon as nobody holds it.
+                _ if !own.fresh => tracing::warn!("{} is damaged, and made again", own.path().display()),
+                _ => break,
+            }
         }
+        tracing::warn!("{} is damaged, and made again", entry.path().display());
         drop(entry);
         cache.discard_at_last(kind, key)?;
     }
@@ -183,16 +201,16 @@ fn open(path: &Path) -> std::io::Result<File> {
 /// # Errors
 /// As [`StoreError`] says.
 pub fn disk(cache: &Cache, stored: &Stored) -> Result<(PathBuf, Entry), StoreError> {
+    let digest = |disk: &Path| File::open(disk).and_then(Digest::of_reader).map_err(Fault::Kept);
     let make = |directory: &Path| {
         let path = directory.join(DISK);
         // In a microVM what is written goes to an overlay, so there the modes are those that unpacking gives.
         let packed = pack_with(&stored.path(), &path, 0o222)?;
-        let content = File::open(&path).and_then(Digest::of_reader).map_err(|e| Fault::Kept(e).of(&path))?;
+        let content = digest(&path).map_err(|fault| fault.of(&path))?;
         About { bytes: packed.bytes, content: Some(content), ..stored.about.clone() }.write(directory)?;
         Ok(())
     };
-    let copy = |entry: &Path, own: &Path| seal::copy_file(&entry.join(DISK), &own.join(DISK));
-    let (copy, _) = copied(cache, "disk", &stored.key, make, copy)?;
+    let (copy, _) = copied(cache, "disk", &stored.key, make, DISK, seal::copy_file, digest)?;
     Ok((copy.path().join(DISK), copy))
 }
 
@@ -267,7 +285,10 @@ pub fn list(cache: &Cache) -> Result<Vec<Listed>, CacheError> {
 pub fn gc(cache: &Cache, bytes: u64, unused: Duration) -> Result<Vec<Listed>, CacheError> {
     cache.sweep_unfinished()?;
     let all = list(cache)?;
-    let size = |one: &Listed| one.about.as_ref().map_or(0, |about| about.bytes);
+    let size = |one: &Listed| {
+        let copies = cache.number_of_copies(&one.held.kind, &one.held.key);
+        one.about.as_ref().map_or(0, |about| about.bytes * (1 + copies))
+    };
     let mut total: u64 = all.iter().map(size).sum();
     let before = SystemTime::now().checked_sub(unused);
     let mut gone = Vec::new();
@@ -277,11 +298,14 @@ pub fn gc(cache: &Cache, bytes: u64, unused: Duration) -> Result<Vec<Listed>, Ca
         if !(old || total > bytes || one.about.is_none()) {
             continue;
         }
+        let freed = size(&one);
         if cache.discard(&one.held.kind, &one.held.key)? == Gone::Removed {
-            total = total.saturating_sub(size(&one));
+            total = total.saturating_sub(freed);
             gone.push(one);
         }
     }
+    // Those of what went just now.
+    cache.sweep_copies()?;
     Ok(gone)
 }
 
@@ -378,8 +402,14 @@ mod tests {
         assert_eq!(fs::read(disk(&cache, &use_it()).unwrap().0).unwrap(), good);
         assert_eq!(fs::read(&disk_file).unwrap(), good);
         drop((before, held));
-        let left = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
-        assert!(!left.into_iter().any(|name| name.starts_with("copy")));
+        // The next run has the copy of the one before, unless that is not what it was.
+        let first = use_it().path();
+        assert_eq!(use_it().path(), first);
+        flip(&first.join("file"));
+        let second = use_it();
+        assert_ne!(second.path(), first);
+        assert_eq!((content(&second), first.exists()), ("content".to_owned(), false));
+        assert_eq!(made.load(Ordering::Relaxed), 2);
     }
 
     #[test]
@@ -413,7 +443,8 @@ mod tests {
         };
         let a = tree(&cache, Origin { reference: "a", ..origin(Digest::of(b"a")) }, fill("12345678")).unwrap();
         let kept = cache.entry("image", &a.key, |_| Err(CacheError::Untrusted(PathBuf::new()))).unwrap();
-        assert_eq!(names(gc(&cache, 20, LONGEST_UNUSED).unwrap()), ["?", "b"]);
+        // Each has a copy that waits for the next run.
+        assert_eq!(names(gc(&cache, 40, LONGEST_UNUSED).unwrap()), ["?", "b"]);
         // In use, whatever the bounds.
         assert_eq!(names(gc(&cache, 0, Duration::ZERO).unwrap()), ["c"]);
         drop(kept);

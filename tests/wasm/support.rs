@@ -158,6 +158,7 @@ impl Guest {
         let request = Request {
             backend: Backend::Wasm,
             plan: &plan,
+            standby: None,
             floor: self.floor,
             required: &required,
             on_dispatch: &|| {},

@@ -8,7 +8,8 @@ use std::time::SystemTime;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::{Cache, CacheError, LOCK, PRIVATE, UNFINISHED, UNUSED};
+use super::copies::COPY;
+use super::{Cache, CacheError, LOCK, UNFINISHED, UNUSED};
 
 /// An entry, as somebody looks at it from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +44,7 @@ impl Cache {
         for file in fs::read_dir(&self.path).map_err(list)? {
             let Ok(name) = file.map_err(list)?.file_name().into_string() else { continue };
             let Some((kind, key)) = name.split_once('-').filter(|_| !name.ends_with(LOCK)) else { continue };
-            if name.ends_with(UNFINISHED) || kind == PRIVATE {
+            if name.ends_with(UNFINISHED) || kind == COPY {
                 continue;
             }
             let used = fs::metadata(self.path.join(format!("{name}{LOCK}"))).and_then(|meta| meta.modified());
@@ -86,13 +87,14 @@ impl Cache {
         Ok(Gone::Removed)
     }
 
-    /// Removes what runs left that were killed: half an entry or a copy whose lock nobody holds. Says how many.
+    /// Removes what runs left that were killed: half an entry whose lock nobody holds, or a copy that no run will have. Says
+    /// how many.
     ///
     /// # Errors
     /// If the cache can't be listed.
     pub fn sweep_unfinished(&self) -> Result<usize, CacheError> {
         let list = |e| CacheError::io("list", &self.path)(e);
-        let mut swept = self.sweep_private()?;
+        let mut swept = self.sweep_copies()?;
         for file in fs::read_dir(&self.path).map_err(list)? {
             let Ok(file_name) = file.map_err(list)?.file_name().into_string() else { continue };
             let Some(name) = file_name.strip_suffix(UNFINISHED) else { continue };
@@ -100,22 +102,6 @@ impl Cache {
             if self
                 .lock(name, FlockOperation::NonBlockingLockExclusive)
                 .is_ok_and(|_lock| self.remove(&file_name).is_ok())
-            {
-                swept += 1;
-            }
-        }
-        Ok(swept)
-    }
-
-    /// Removes directories of one run that nobody holds. Says how many.
-    pub(super) fn sweep_private(&self) -> Result<usize, CacheError> {
-        let list = |e| CacheError::io("list", &self.path)(e);
-        let mut swept = 0;
-        for file in fs::read_dir(&self.path).map_err(list)? {
-            let Ok(file_name) = file.map_err(list)?.file_name().into_string() else { continue };
-            let Some(name) = file_name.strip_suffix(LOCK) else { continue };
-            if name.strip_prefix(PRIVATE).is_some_and(|rest| rest.starts_with('-'))
-                && matches!(self.discard_named(name, FlockOperation::NonBlockingLockExclusive), Ok(Gone::Removed))
             {
                 swept += 1;
             }
@@ -144,8 +130,6 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -166,28 +150,5 @@ mod tests {
         cache.discard_at_last("image", "used").unwrap();
         assert_eq!(cache.discard("image", "used").unwrap(), Gone::Removed);
         assert!(cache.entries().unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_directory_of_one_run_goes_with_its_last_holder_and_is_swept_when_that_was_killed() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::at(dir.path()).unwrap();
-        let held = cache.private().unwrap();
-        fs::create_dir(held.path().join("sealed")).unwrap();
-        fs::write(held.path().join("sealed/file"), "x").unwrap();
-        fs::set_permissions(held.path().join("sealed"), PermissionsExt::from_mode(0o555)).unwrap();
-        // As a killed run leaves it: with its lock, which nobody holds; one died before there was a directory.
-        fs::create_dir_all(dir.path().join("copy-0123/tree")).unwrap();
-        fs::write(dir.path().join("copy-0123.lock"), "").unwrap();
-        fs::write(dir.path().join("copy-4567.lock"), "").unwrap();
-        assert_eq!(cache.sweep_unfinished().unwrap(), 2);
-        fs::write(dir.path().join("copy-89ab.lock"), "").unwrap();
-        let other = cache.private().unwrap();
-        assert!(held.path() != other.path() && held.path().join("sealed/file").exists());
-        let clone = held.clone();
-        drop((held, other));
-        assert!(clone.path().join("sealed/file").exists());
-        drop(clone);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }
