@@ -83,3 +83,17 @@ fn a_reader_that_goes_away_is_no_fault() {
     let ran = common::program("bash").args(["-c", &format!("set -o pipefail; {binary} schema step | head -c 1")]).run();
     ran.exits(0).prints("{");
 }
+
+#[test]
+fn data_that_cannot_be_written_is_a_fault() {
+    let binary = common::binary().display();
+    for command in ["schema step", "completions bash", "doctor --backend wasm --json", "image list"] {
+        let ran = common::program("bash").args(["-c", &format!("{binary} {command} > /dev/full")]).run();
+        ran.exits(1).says("failed to write to standard output").says("help: ");
+    }
+}
+
+#[test]
+fn publishing_to_whatever_is_there_needs_a_forge() {
+    plimsoll(["publish", "plimsoll-report", "auto"]).run().exits(2).says("`auto` names no target").says("help: ");
+}

@@ -401,6 +401,16 @@ fn check_runs_nothing_of_the_users() {
 }
 
 #[test]
+fn a_program_that_is_no_engine_is_not_available() {
+    if !common::available("gvisor", common::installed("runsc")) {
+        return;
+    }
+    let place = Place::new();
+    let ran = place.run(&["run", "--backend", "gvisor", "--runsc", "/bin/true", "--run", "true"]).run().exits(12);
+    ran.prints("does not say that it is runsc");
+}
+
+#[test]
 fn doctor_names_a_blocker_and_a_fix() {
     let ran = plimsoll(["doctor", "--backend", "gvisor", "--runsc", "/nonexistent/runsc"]).run().exits(12);
     assert!(

@@ -112,6 +112,9 @@ impl Executable {
     }
 }
 
+/// The version of a program that says none as the engine does.
+pub const NO_VERSION: &str = "none";
+
 /// What an executable is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
@@ -145,7 +148,7 @@ fn in_path(name: &str) -> Option<PathBuf> {
 
 /// What stands after `prefix`, of printable characters.
 fn parse_version(text: &str, prefix: &str) -> String {
-    let said = text.lines().find_map(|l| l.strip_prefix(prefix)).unwrap_or("unknown").trim();
+    let said = text.lines().find_map(|l| l.strip_prefix(prefix)).unwrap_or(NO_VERSION).trim();
     said.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()
 }
 
@@ -158,7 +161,7 @@ mod tests {
         let runsc = |text| parse_version(text, "runsc version ");
         assert_eq!(runsc("runsc version 0.0~20240729.0\nspec: 1.0.2-dev\n"), "0.0~20240729.0");
         assert_eq!(runsc("runsc version \u{1b}[31mred\u{202e}"), "[31mred");
-        assert_eq!(runsc("hello"), "unknown");
+        assert_eq!(runsc("hello"), NO_VERSION);
         assert_eq!(parse_version("Firecracker v1.12.1\n\n", "Firecracker v"), "1.12.1");
     }
 

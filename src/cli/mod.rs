@@ -169,6 +169,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Schema(args) => schema::schema(args),
         Command::Completions(args) => completions::completions(args),
     };
+    let done = done.and_then(|exit| match output::lost() {
+        Some(error) if exit == Exit::Passed => {
+            Err(Failure::new(Exit::Internal, format!("failed to write to standard output: {error}"))
+                .with_help("look at where it goes: its disk may be full"))
+        }
+        _ => Ok(exit),
+    });
     done.unwrap_or_else(|failure| {
         failure.print(&env);
         failure.exit

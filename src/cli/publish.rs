@@ -217,6 +217,10 @@ pub fn publish(args: &PublishArgs, _: &CommonArgs, env: &Env) -> Result<Exit, Fa
     let keys = keys(&args.key)?;
     let expected = expected(args, env)?;
     let targets = targets(&args.targets, context.as_ref());
+    if targets.is_empty() {
+        return Err(Failure::usage("`auto` names no target outside of a job of GitHub or GitLab")
+            .with_help("name the targets, such as `gitlab-note` or `github-status`; see `plimsoll publish --help`"));
+    }
     let (what, error) = Publication::of_another_job(&args.report, &keys, &expected, context, args.how.options());
     let record = super::runtime()?.block_on(async {
         let mut cancel = signals::listen().map_err(|e| Failure::from_error(Exit::Internal, &e))?;

@@ -20,6 +20,7 @@ pub mod client;
 mod delivery;
 mod gather;
 mod inbox;
+mod journal;
 pub mod link;
 pub mod listen;
 pub mod pack;

@@ -18,6 +18,7 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
 use super::admission::{Admission, Capacity, Demand, Place, Standing};
+use super::journal::Journal;
 use super::link::{Frame, Link, LinkError};
 use super::listen::{self, ListenError};
 use super::peer::Peer;
@@ -65,6 +66,7 @@ pub enum ServeError {
 struct Service {
     admission: Admission,
     tally: Arc<Mutex<HashMap<u32, usize>>>,
+    journal: Journal,
     uid: u32,
     key: PathBuf,
     stop: Cancel,
@@ -90,6 +92,7 @@ pub async fn serve(socket: &Path, key: &Path, env: &Env, stop: Cancel) -> Result
     let service = Arc::new(Service {
         admission: Admission::default(),
         tally: Arc::default(),
+        journal: Journal::default(),
         uid: rustix::process::geteuid().as_raw(),
         key: key.to_owned(),
         stop: stop.clone(),
@@ -232,7 +235,10 @@ impl Service {
             let help = "wait until some of the runs have ended";
             let refusal = declined(Exit::Unavailable, "service", "busy", "the service has too many connections", help);
             link.send_now(&ToClient::Declined(refusal).encode());
-            return tracing::warn!(uid = peer.uid, "refused: too many connections");
+            if self.journal.admits(peer.uid) {
+                tracing::warn!(uid = peer.uid, "refused: too many connections");
+            }
+            return;
         };
         let service = Arc::clone(self);
         connections.spawn(async move {
@@ -262,19 +268,25 @@ impl Service {
             }
             Err(end) => end,
         };
-        match end {
-            End::Declined(refusal) => {
-                tracing::warn!(uid = peer.uid, reason = %refusal.reason, "refused: {}", refusal.for_journal());
-                let frame = ToClient::Declined(*refusal).encode();
-                if let Ok(Ok(())) = tokio::time::timeout(TAKE, link.send(&frame, &[])).await {
-                    link.end_writing();
-                    // What the client still sends would make the kernel throw the answer away.
-                    let _ = tokio::time::timeout(TAKE, drain(&mut link)).await;
+        if self.journal.admits(peer.uid) {
+            match &end {
+                End::Declined(refusal) => {
+                    tracing::warn!(uid = peer.uid, reason = %refusal.reason, "refused: {}", refusal.for_journal());
                 }
+                End::Lost(LinkError::Closed) => {
+                    tracing::info!(uid = peer.uid, "a client left before it ran anything");
+                }
+                End::Lost(error) => tracing::warn!(uid = peer.uid, "dropped: {}", crate::text::chain(error)),
+                End::Slow(what) => tracing::warn!(uid = peer.uid, "dropped: the client took too long to {what}"),
             }
-            End::Lost(LinkError::Closed) => tracing::info!(uid = peer.uid, "a client left before it ran anything"),
-            End::Lost(error) => tracing::warn!(uid = peer.uid, "dropped: {}", crate::text::chain(&error)),
-            End::Slow(what) => tracing::warn!(uid = peer.uid, "dropped: the client took too long to {what}"),
+        }
+        if let End::Declined(refusal) = end {
+            let frame = ToClient::Declined(*refusal).encode();
+            if let Ok(Ok(())) = tokio::time::timeout(TAKE, link.send(&frame, &[])).await {
+                link.end_writing();
+                // What the client still sends would make the kernel throw the answer away.
+                let _ = tokio::time::timeout(TAKE, drain(&mut link)).await;
+            }
         }
     }
 

@@ -108,11 +108,13 @@ fn a_program_that_imitates_the_engine_is_refused() {
 
 /// Holds the channel itself and answers with a nonce of its own.
 const WRONG_NONCE: &str = r#"
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 int main(int n, char **words) {
     for (int i = 1; i < n; i++)
-        if (!strcmp(words[i], "create") && fork() == 0) {
+        if (!strcmp(words[i], "--version")) puts("runsc version 1");
+        else if (!strcmp(words[i], "create") && fork() == 0) {
             char in[64], out[4 + 2 + 32 + 2] = {36, 0, 0, 0, 0, 1};
             setsid(); read(0, in, sizeof in); write(1, out, sizeof out); sleep(1000);
         }

@@ -28,7 +28,7 @@ use plimsoll_guest::{Dispatch, LimitHit};
 
 use super::cgroup::{Group, Limits};
 use super::channel::{Cancel, Channel, Outcome};
-use super::executable::{Executable, Identity};
+use super::executable::{Executable, Identity, NO_VERSION};
 use super::family::{Family, Used};
 use super::launcher::control::{Launched, Standby, launch};
 use super::launcher::teardown::Remains;
@@ -135,10 +135,17 @@ impl Gvisor {
                     .map_err(|e| PrepareError::io("close the channel to others")(e.into()))?;
             }
             let descriptors = [input.as_fd(), output.as_fd(), engine.descriptor()];
-            let (launched, reply) = launch(standby.take(), &request, &descriptors, &mut group)
-                .await
-                .map_err(|(what, source)| PrepareError::Io { action: what, source })?;
+            let launched = launch(standby.take(), &request, &descriptors, &mut group).await;
             drop((input, output));
+            let (launched, reply) = match launched {
+                Ok(both) => both,
+                // The launcher is in the group, and may be the one that the kernel chose.
+                Err(_) if group.out_of_memory_kills() > 0 => {
+                    let _ = group.remove();
+                    return Err(too_little_memory(plan.bounds.memory_bytes));
+                }
+                Err((action, source)) => return Err(PrepareError::Io { action, source }),
+            };
             match reply {
                 Reply::Up => break (group, launched, channel),
                 Reply::Failed { stage, what, errno, log } => {
@@ -155,10 +162,20 @@ impl Gvisor {
                 }
             }
         };
-        mark.keep();
         let identified = identifying.finish().await;
         let Identity { sha256, version } =
             identified.map_err(PrepareError::io(format!("read {}", engine.path().display())))?;
+        // A program that takes any argument for an order well done would go on to answer no challenge.
+        if version == NO_VERSION && !plan.engines.trusted.contains(&sha256) {
+            drop(launched);
+            let _ = group.remove();
+            return Err(PrepareError::Unavailable {
+                backend: Backend::Gvisor,
+                blocker: format!("{} does not say that it is runsc", engine.path().display()),
+                help: "name gVisor's `runsc`, or install it: `plimsoll setup gvisor`".to_owned(),
+            });
+        }
+        mark.keep();
         let family = Family::of(launched.launcher.pid());
         Ok(Self {
             launched,

@@ -7,6 +7,7 @@
 //! A reader that went away (a closed pipe) stops the printing, never the run.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
 use crate::env::{Env, Var};
 use crate::text::LogTarget;
@@ -40,6 +41,17 @@ pub fn is_interactive(env: &Env, stream: &impl IsTerminal) -> bool {
 pub struct Log {
     out: Box<dyn Write + Send>,
     gone: bool,
+    /// It is what the command was asked for, so that losing it is a fault.
+    data: bool,
+}
+
+/// Why data could not be written, if it could not; a reader that went away is no fault.
+static LOST: OnceLock<io::Error> = OnceLock::new();
+
+/// What became of the data on standard output.
+#[must_use]
+pub fn lost() -> Option<&'static io::Error> {
+    LOST.get()
 }
 
 impl std::fmt::Debug for Log {
@@ -61,12 +73,12 @@ impl Log {
     /// Standard output.
     #[must_use]
     pub fn data() -> Self {
-        Self::to(io::stdout())
+        Self { data: true, ..Self::to(io::stdout()) }
     }
 
     /// Anything else.
     pub fn to(out: impl Write + Send + 'static) -> Self {
-        Self { out: Box::new(out), gone: false }
+        Self { out: Box::new(out), gone: false, data: false }
     }
 
     /// Prints a line, unless the reader is gone.
@@ -76,8 +88,14 @@ impl Log {
 
     /// Prints text as it is.
     pub fn text(&mut self, text: &str) {
-        if !self.gone {
-            self.gone = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).is_err();
+        if self.gone {
+            return;
+        }
+        if let Err(error) = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
+            self.gone = true;
+            if self.data && error.kind() != io::ErrorKind::BrokenPipe {
+                let _ = LOST.set(error);
+            }
         }
     }
 }
