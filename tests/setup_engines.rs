@@ -185,3 +185,52 @@ fn a_profile_is_written_for_a_machine_that_is_being_built() {
     let profile = fs::read_to_string(root.path().join("etc/apparmor.d/plimsoll")).unwrap();
     assert!(profile.contains("/usr/bin/plimsoll flags=(unconfined)"), "{profile}");
 }
+
+/// A tree with a kernel and a module, packed.
+fn kernel_archive(dir: &Path) -> Vec<u8> {
+    let mut tar = tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast()));
+    let mut add = |name: &str, content: &str| {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_size(content.len() as u64);
+        tar.append_data(&mut header, name, content.as_bytes()).unwrap();
+    };
+    add("boot/vmlinuz-6.12.1-cloud", "kernel");
+    add("lib/modules/6.12.1-cloud/modules.dep", "");
+    add("lib/modules/6.12.1-cloud/kernel/fs/squashfs/squashfs.ko", "module");
+    let archive = tar.into_inner().unwrap().finish().unwrap();
+    fs::write(dir.join("kernel.tar.gz"), &archive).unwrap();
+    archive
+}
+
+#[test]
+fn a_guest_kernel_comes_in_an_archive_from_a_file_and_a_server() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: a kernel for all runs of a host takes root");
+        return;
+    }
+    let release = Dirs::new();
+    let archive = kernel_archive(release.release.path());
+    let digest = hex::encode(Sha256::digest(&archive));
+    let file = release.release.path().join("kernel.tar.gz");
+    let served = format!("{}/kernel.tar.gz", serve(release.release.path().to_owned()));
+    for from in [file.to_str().unwrap(), &served] {
+        let dirs = Dirs::new();
+        let copy = dirs.root.path().join("var/lib/plimsoll/guest-kernel");
+        let absent = || assert!(!copy.exists(), "{from}");
+        // Nothing says what it should be, or it is something else.
+        assert_ne!(dirs.setup("guest-kernel", from, &[]).code(), 0);
+        dirs.setup("guest-kernel", from, &["--sha256", &"0".repeat(64)]).says("nothing was installed");
+        absent();
+        let pinned = ["--sha256", digest.as_str()];
+        dirs.setup("guest-kernel", from, &[pinned[0], pinned[1], "--dry-run"]).exits(0).prints("would be written");
+        absent();
+        dirs.setup("guest-kernel", from, &pinned).exits(0).prints("SHA-256 as --sha256 says");
+        assert_eq!(fs::read(copy.join("boot/vmlinuz-6.12.1-cloud")).unwrap(), b"kernel");
+        assert!(copy.join("lib/modules/6.12.1-cloud/kernel/fs/squashfs/squashfs.ko").is_file());
+        dirs.setup("guest-kernel", from, &[pinned[0], pinned[1], "--release", "6.1"]).says("there is no kernel");
+    }
+    // As the two other setups do it: a checksum file beside it.
+    fs::write(release.release.path().join("kernel.tar.gz.sha256"), format!("{digest}  kernel.tar.gz\n")).unwrap();
+    release.setup("guest-kernel", &served, &[]).exits(0).prints("written");
+}

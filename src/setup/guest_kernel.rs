@@ -1,39 +1,125 @@
 //! A kernel for guests, where runs find it: a readable copy of an installed one (Ubuntu keeps `/boot/vmlinuz-*` root-only), or
-//! one that a tree of the same shape brings: `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`.
+//! one that a tree of the same shape brings: `boot/vmlinuz-RELEASE` and `lib/modules/RELEASE`. Such a tree may come as an
+//! archive, since a kernel of a distribution is of no use without its modules; it is unpacked in the jailed helper.
 //!
 //! The kernel is guest code: whatever it is, the boundary is judged from outside. What can be told is told: its digest is compared if
 //! one is given, and a kernel of this host's distribution was verified by the package manager.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use super::source::{Pin, SourceError};
+use super::source::{Pin, Source, SourceError};
 use super::{Place, Plan, Put, SetupError};
+use crate::artifact::{Acquire, Budget, Digest, Purpose, acquire};
+use crate::env::Env;
 use crate::image::kernel::COPY;
+use crate::run::scratch::Scratch;
+use crate::run::{state_dir, unpacker};
 
 /// Longest kernel and longest module, bytes.
 const MOST: u64 = 512 << 20;
 /// Files of a release's modules beside the modules themselves.
 const LISTS: [&str; 3] = ["modules.dep", "modules.builtin", "modules.builtin.modinfo"];
 
-/// What is to be written: the newest kernel below `tree`, or the one of that release.
+/// How long unpacking an archive may take.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Where a kernel comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum From {
+    /// A tree.
+    Tree(PathBuf),
+    /// An archive of one, under that name there.
+    Archive(Source, String),
+}
+
+impl From {
+    /// Reads `--from`.
+    ///
+    /// # Errors
+    /// If it is no directory, file or address of a file.
+    pub fn parse(text: &str) -> Result<Self, SourceError> {
+        if text.starts_with("https://") || text.starts_with("http://") {
+            let unknown = || SourceError::Unknown(crate::artifact::rejection::shown(text.as_bytes()));
+            let (base, name) = text.rsplit_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(unknown)?;
+            return Ok(Self::Archive(Source::parse(base)?, name.to_owned()));
+        }
+        Ok(match Source::parse(text)? {
+            Source::Directory(tree) => Self::Tree(tree),
+            file => {
+                let name = Path::new(text).file_name().unwrap_or_default().to_string_lossy().into_owned();
+                Self::Archive(file, name)
+            }
+        })
+    }
+}
+
+/// What is to be written: the newest kernel that comes `from` there, or the one of that release. `pin` is the digest of the
+/// kernel, or of the archive.
 ///
 /// # Errors
-/// If there is none, or it is not the one that `pin` means.
-pub fn plan(place: &Place, tree: &Path, release: Option<&str>, pin: Option<Pin>) -> Result<Plan, SetupError> {
+/// If there is none, or nothing says that it is what it should be.
+pub fn plan(
+    place: &Place,
+    from: &From,
+    release: Option<&str>,
+    pin: Option<Pin>,
+    env: &Env,
+) -> Result<Plan, SetupError> {
     if place.user.is_some() {
         return Err(SetupError::Root("a kernel for all runs of this host"));
     }
+    let (source, name) = match from {
+        From::Tree(tree) => {
+            let verify = |file: &Path, content: &[u8]| match &pin {
+                Some(pin) => pin.check(&file.display().to_string(), content),
+                None if owned_by_root(file) => Ok(format!("{} belongs to root, who installed it", file.display())),
+                None => Err(SourceError::Unpinned(file.display().to_string())),
+            };
+            return planned(place, tree, release, verify);
+        }
+        From::Archive(source, name) => (source, name),
+    };
+    let (archive, note) = source.verified(name, pin, ".sha256", MOST, env)?;
+    let state = state_dir(env);
+    let scratch = Scratch::create(&state).map_err(|e| SetupError::Unfit(crate::text::chain(&e)))?;
+    let (packed, tree) = (scratch.path().join("archive"), scratch.path().join("tree"));
+    fs::write(&packed, &archive).map_err(SetupError::io("write", &packed))?;
+    // Whoever unpacks has another uid; nobody else gets here.
+    DirBuilder::new()
+        .mode(0o777)
+        .create(&tree)
+        .and_then(|()| fs::set_permissions(&tree, Permissions::from_mode(0o777)))
+        .map_err(SetupError::io("make", &tree))?;
+    let into = File::open(&tree).map_err(SetupError::io("open", &tree))?;
+    let what = Acquire {
+        path: &packed,
+        purpose: Purpose::RootFs,
+        sha256: Some(Digest::of(&archive)),
+        budget: Budget::default(),
+        deadline: DEADLINE,
+        exclude: &[],
+    };
+    acquire(&what, into.as_fd(), &AtomicBool::new(false), unpacker::start)
+        .map_err(|e| SourceError::Archive { name: source.place(name), why: crate::text::chain(&e) })?;
+    planned(place, &tree, release, |_, _| Ok(note.clone()))
+}
+
+fn planned(
+    place: &Place,
+    tree: &Path,
+    release: Option<&str>,
+    verify: impl Fn(&Path, &[u8]) -> Result<String, SourceError>,
+) -> Result<Plan, SetupError> {
     let file = newest(tree, release)?;
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let release = name.trim_start_matches("vmlinuz-").to_owned();
     let content = read(&file)?;
-    let note = match pin {
-        Some(pin) => pin.check(&file.display().to_string(), &content)?,
-        None if owned_by_root(&file) => format!("{} belongs to root, who installed it", file.display()),
-        None => return Err(SourceError::Unpinned(file.display().to_string()).into()),
-    };
+    let note = verify(&file, &content)?;
     let copy = place.at(COPY);
     let mut files = vec![Put { to: copy.join("boot").join(&name), mode: 0o644, content, engine: None }];
     let modules = ["lib/modules", "usr/lib/modules"].map(|below| tree.join(below).join(&release));
@@ -118,7 +204,8 @@ mod tests {
         let place = Place { root: root.path().to_owned(), user: None };
         let digest = crate::artifact::Digest::of(b"new").to_string();
         let pin = |digest: &str| Some(Pin::Sha256(digest.to_owned(), "you".to_owned()));
-        let plan = |pin| super::plan(&place, tree.path(), None, pin);
+        let from = From::Tree(tree.path().to_owned());
+        let plan = |pin| super::plan(&place, &from, None, pin, &Env::default());
         plan(pin(&digest)).unwrap().carry_out(&place, false).unwrap();
         let copy = place.at(COPY);
         assert_eq!(fs::read_to_string(copy.join("boot/vmlinuz-6.12.1-cloud")).unwrap(), "new");

@@ -1,8 +1,6 @@
 //! `plimsoll setup guest-kernel`.
 
-use std::path::PathBuf;
-
-use clap::{Args, ValueHint};
+use clap::Args;
 
 use super::{CommonArgs, Env, Exit, Failure, PlaceArgs, failure};
 use crate::setup::guest_kernel;
@@ -12,11 +10,12 @@ use crate::spec::Sha256Digest;
 /// Arguments.
 #[derive(Debug, Args)]
 pub struct GuestKernelArgs {
-    /// A tree with boot/vmlinuz-RELEASE and lib/modules/RELEASE; otherwise this host's own kernel is copied
-    #[arg(long, value_name = "DIR", default_value = "/", hide_default_value = true, value_hint = ValueHint::DirPath)]
-    pub from: PathBuf,
+    /// A tree with boot/vmlinuz-RELEASE and lib/modules/RELEASE, or an archive of one; otherwise this host's own kernel is
+    /// copied
+    #[arg(long, value_name = "DIR|FILE|URL", default_value = "/", hide_default_value = true)]
+    pub from: String,
 
-    /// SHA-256 of the kernel; needed unless root installed it
+    /// SHA-256 of the kernel, or of the archive; needed unless root installed it, or a checksum file lies beside the archive
     #[arg(long, value_name = "DIGEST")]
     pub sha256: Option<String>,
 
@@ -39,6 +38,7 @@ pub fn set_up(args: &GuestKernelArgs, common: &CommonArgs, env: &Env) -> Result<
         }
         None => None,
     };
-    let plan = guest_kernel::plan(&place, &args.from, args.release.as_deref(), pin).map_err(|e| failure(&e))?;
+    let from = guest_kernel::From::parse(&args.from).map_err(|e| failure(&e.into()))?;
+    let plan = guest_kernel::plan(&place, &from, args.release.as_deref(), pin, env).map_err(|e| failure(&e))?;
     args.place.carry_out(&plan, &place, common, env)
 }
