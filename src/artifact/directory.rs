@@ -17,8 +17,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::beneath::confined;
 use super::budget::{Budget, Meter};
-use super::destination::{Destination, confined};
+use super::destination::Destination;
 use super::digest::{Digest, Hasher, TreeDigest};
 use super::format::Format;
 use super::path::MemberPath;

@@ -8,15 +8,13 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode};
 
+use super::beneath::{DIRECTORY, confined};
 use super::budget::{Budget, Meter};
-use super::destination::confined;
 use super::path::MemberPath;
 use super::rejection::{Error, Rejection, Rule};
 use super::tree::{Kind, NodeId, Purpose, ROOT, Tree};
-
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Refuses a directory that holds anything.
 ///

@@ -12,7 +12,7 @@
 //!    directories, which nothing parses.
 //! 3. [`tar`] and [`zip`] read the archive, [`stream`] decompresses, [`digest`] hashes what is read, [`budget`] counts.
 //! 4. [`path`] makes checked names of bytes, [`tree`] knows what is there already, and [`destination`] alone writes,
-//!    confined by the kernel.
+//!    confined by the kernel ([`beneath`]).
 //!    Where the members of a tar go is the caller's: [`layers`] lays the layers of an image over each other.
 //! 5. [`inspect`] looks at the finished tree from outside.
 //!
@@ -21,6 +21,7 @@
 
 pub mod acquire;
 mod ahead;
+pub mod beneath;
 pub mod budget;
 pub mod destination;
 pub mod digest;

@@ -9,8 +9,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use super::ahead::ahead;
+use super::beneath;
 use super::budget::{Budget, Meter};
-use super::destination::{self, Destination};
+use super::destination::Destination;
 use super::digest::{Digest, Source};
 use super::format::{Format, SNIFF, sniff};
 use super::path::{Dialect, MemberPath};
@@ -78,7 +79,7 @@ pub fn unpack(input: impl Read + Seek + Send, destination: OwnedFd, request: &Re
 
 /// Empties the destination after an error.
 pub(super) fn undo(destination: impl AsFd, error: Error) -> Error {
-    match destination::empty(destination.as_fd()) {
+    match beneath::empty(destination.as_fd()) {
         Ok(()) => error,
         Err(source) => Error::failed(format!("empty the destination after: {error}"), source),
     }

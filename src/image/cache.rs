@@ -20,13 +20,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, flock, fstat,
-    open, openat, renameat_with, statat, syncfs,
+    AtFlags, FileType, FlockOperation, Mode, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, flock, fstat, open,
+    openat, renameat_with, statat, syncfs,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use crate::artifact::destination;
+use crate::artifact::beneath::{self, DIRECTORY};
 use crate::env::{Env, Var};
 
 mod copies;
@@ -286,12 +286,10 @@ impl Cache {
             Err(Errno::NOENT) => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        destination::empty(std::os::fd::AsFd::as_fd(&directory))?;
+        beneath::empty(std::os::fd::AsFd::as_fd(&directory))?;
         Ok(rustix::fs::unlinkat(&self.directory, name, AtFlags::REMOVEDIR)?)
     }
 }
-
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Notes the time of use, for those who make room.
 fn touch(lock: &File) {

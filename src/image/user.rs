@@ -12,7 +12,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 
 use super::rootfs::GUEST_USER;
-use crate::artifact::destination::confined;
+use crate::artifact::beneath::confined;
 use crate::artifact::rejection::shown;
 
 /// Most of such a file that is read, bytes.

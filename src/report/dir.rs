@@ -21,7 +21,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::staging::Staging;
-use crate::artifact::destination::entry_kind;
+use crate::artifact::beneath::entry_kind;
 
 /// Nesting that removal and giving away go into; what plimsoll writes is far flatter.
 const MAX_DEPTH: usize = 64;

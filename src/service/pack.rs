@@ -12,7 +12,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::artifact::destination::confined;
+use crate::artifact::beneath::confined;
 use crate::artifact::{FileId, Purpose};
 
 /// Size of a tar's blocks, bytes.

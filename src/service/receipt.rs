@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags, mkdirat};
 use rustix::io::Errno;
 
 use super::protocol::{self, Tree};
-use crate::artifact::destination::confined;
+use crate::artifact::beneath::confined;
 use crate::report::json_v1::{ReadError, ReportV1};
 use crate::report::sign::REPORT_DSSE;
 use crate::report::write::{JUNIT_XML, REPORT_HTML, REPORT_JSON, SUMMARY_MD, is_step_directory};

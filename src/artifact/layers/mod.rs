@@ -19,8 +19,9 @@ use rustix::fs::{AtFlags, Mode, RenameFlags};
 use serde::{Deserialize, Serialize};
 
 use super::ahead::ahead;
+use super::beneath::{self, DIRECTORY, confined};
 use super::budget::{Budget, Meter};
-use super::destination::{DIRECTORY, FileWriter, Members, confined, link_target};
+use super::destination::{FileWriter, Members, link_target};
 use super::digest::{Digest, Hasher};
 use super::format::{Format, SNIFF, sniff};
 use super::path::MemberPath;
@@ -251,7 +252,7 @@ impl<'m> Image<'m> {
                     .map_err(|e| Error::failed("make a symbolic link", e))?,
             }
         }
-        super::destination::empty(self.staging.as_fd()).map_err(|e| Error::failed("clear the layers", e))?;
+        beneath::empty(self.staging.as_fd()).map_err(|e| Error::failed("clear the layers", e))?;
         rustix::fs::unlinkat(&self.root, &*self.name, AtFlags::REMOVEDIR)
             .map_err(|e| Error::failed("clear the layers", e))?;
         Ok(files)

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::document::{Configuration, Descriptor, Index, MAX_DOCUMENT, Manifest, parse};
 use super::{OciError, Opened, count};
 use crate::artifact::Digest;
-use crate::artifact::destination::confined;
+use crate::artifact::beneath::confined;
 use crate::artifact::layers::Layer;
 use crate::artifact::rejection::shown;
 

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Dir, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::artifact::destination::{confined, entry_kind};
+use crate::artifact::beneath::{confined, entry_kind};
 use format::{BLOCK, Child, File as FileInode, Kind, SUPERBLOCK, Tables};
 
 /// Deepest directory; each level above the one that is read holds an fd.
