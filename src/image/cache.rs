@@ -394,9 +394,10 @@ mod tests {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| cache.entry("image", "k", write("x")).map(|entry| entry.fresh));
             assert!(!dir.path().join("image-k").exists());
-            // flock(1) has handed its lock on to what it started: both have to go.
+            // flock(1) hands its lock on to what it starts once it holds it: both have to go.
             let children = format!("/proc/{0}/task/{0}/children", holder.id());
-            for pid in fs::read_to_string(children).unwrap().split_whitespace() {
+            let children = std::iter::repeat_with(|| fs::read_to_string(&children).unwrap()).find(|c| !c.is_empty());
+            for pid in children.unwrap().split_whitespace() {
                 let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
             }
