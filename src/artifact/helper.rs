@@ -15,11 +15,12 @@
 //! and `exit_group`; read access to nothing by path; write access beneath the destination's fd; 512 MiB of data; and
 //! one fd for each level of depth.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -56,6 +57,18 @@ const GONE: Duration = Duration::from_secs(10);
 
 /// Most files that come with a job, the destination included: one for each layer of an image.
 const FILES_MAX: usize = layers::MAX_LAYERS + 1;
+
+/// Makes a directory to unpack into: the helper has another uid, and so has whoever runs inside. A private directory above it
+/// has to keep others out.
+///
+/// # Errors
+/// If it is there already or can't be made.
+pub fn make_destination(path: &Path) -> io::Result<File> {
+    fs::create_dir(path)?;
+    // Whatever the mask is.
+    fs::set_permissions(path, Permissions::from_mode(0o777))?;
+    File::open(path)
+}
 
 /// What the helper is asked to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]

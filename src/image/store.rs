@@ -12,8 +12,7 @@
 //!
 //! The cache is bounded by [`gc`], which runs whenever something new came.
 
-use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::cache::{Cache, CacheError, Entry, Gone, Held};
 use super::seal::{self, Fault};
 use super::squashfs::{PackError, pack_with};
+use crate::artifact::helper::make_destination;
 use crate::artifact::{Digest, Error as ArtifactError};
 
 /// Counts what is done with the same input: entries of another number are not used.
@@ -136,7 +136,8 @@ pub fn tree(
     let key = Digest::of(format!("image {FORMAT} {} {}", origin.how, origin.digest).as_bytes()).to_string();
     let make = |directory: &Path| {
         let path = directory.join(TREE);
-        let tree = open(&path).map_err(|source| CacheError::Io { action: "make", path: path.clone(), source })?;
+        let tree =
+            make_destination(&path).map_err(|source| CacheError::Io { action: "make", path: path.clone(), source })?;
         unpack(&tree)?;
         let (content, bytes) = seal::digest(&path).map_err(|fault| fault.of(&path))?;
         let (reference, digest) = (origin.reference.to_owned(), origin.digest);
@@ -187,13 +188,6 @@ fn copied(
         cache.discard_at_last(kind, key)?;
     }
     Err(StoreError::Damaged(PathBuf::from(format!("{kind}-{key}"))))
-}
-
-/// A directory that the jailed helper, which has another uid, can write.
-fn open(path: &Path) -> std::io::Result<File> {
-    DirBuilder::new().create(path)?;
-    fs::set_permissions(path, PermissionsExt::from_mode(0o777))?;
-    File::open(path)
 }
 
 /// A copy of the squashfs of a tree, mode 0444; it is there while the entry is held.
@@ -318,6 +312,7 @@ fn bound(cache: &Cache) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;

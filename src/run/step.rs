@@ -19,6 +19,7 @@ use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
 use super::{Context, Event, fetching, unpacker};
 use crate::artifact::fetch::Fetched;
+use crate::artifact::helper::make_destination;
 use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Summary, acquire};
 use crate::backend::channel::Cancel;
 use crate::backend::wasm::{ModuleFile, runtimes};
@@ -136,7 +137,7 @@ impl Attempt<'_> {
     /// Brings in the artifact and reads the program out of it.
     async fn ready(&mut self, scratch: &Path, cancel: &mut Cancel) -> Option<Ready> {
         let workspace = scratch.join("workspace");
-        if let Err(e) = make_open(&workspace) {
+        if let Err(e) = make_destination(&workspace) {
             self.internal("prepare", format!("failed to make {}: {e}", workspace.display()));
             return None;
         }
@@ -491,13 +492,6 @@ impl Bring {
         };
         acquire(&what, destination.as_fd(), stop, unpacker::start)
     }
-}
-
-/// A directory that whoever unpacks and whoever runs inside can write, each with another uid; the private directory above
-/// it keeps others out.
-fn make_open(path: &Path) -> std::io::Result<()> {
-    DirBuilder::new().create(path)?;
-    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777))
 }
 
 /// Whether a backend that is not here, or that did not prove the floor, leaves room for the next.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FileType, OFlags};
 
 use super::request::{Kind, Request, Sent};
-use crate::artifact::helper::unpack_in_helper;
+use crate::artifact::helper::{make_destination, unpack_in_helper};
 use crate::artifact::{Budget, Error as ArtifactError, Purpose, unpack};
 use crate::image::oci::registry::Name;
 use crate::run::unpacker;
@@ -177,9 +177,7 @@ impl Inbox<'_> {
         match sent.kind {
             Kind::File => self.copy(&file, &path).map_err(copy)?,
             Kind::Tree => {
-                // The helper has another uid; the directory above keeps others out.
-                fs::create_dir(&path).map_err(copy)?;
-                fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).map_err(copy)?;
+                let destination = make_destination(&path).map_err(copy)?;
                 let request = unpack::Request {
                     file_name: "tree".to_owned(),
                     executable: false,
@@ -187,7 +185,6 @@ impl Inbox<'_> {
                     budget: Budget::default(),
                     sha256: None,
                 };
-                let destination = File::open(&path).map_err(copy)?;
                 let left = self.until.saturating_duration_since(Instant::now());
                 unpack_in_helper(&file, destination.as_fd(), &request, left, self.stop, unpacker::start)
                     .map_err(|source| Unusable::Tree { name: name.clone(), source })?;
