@@ -145,7 +145,14 @@ pub fn fresh_id() -> io::Result<String> {
 /// Makes and checks the state directory, and takes its lock: shared to add a run, exclusive to sweep.
 fn enter(state: &Path, how: FlockOperation) -> Result<File, ScratchError> {
     let io_error = |source| ScratchError::Io { path: state.to_owned(), source };
-    DirBuilder::new().mode(0o700).recursive(true).create(state).map_err(io_error)?;
+    // The directories above are not its own: in `/var/lib/plimsoll` lies what plain users read as well.
+    if let Some(above) = state.parent() {
+        DirBuilder::new().mode(0o755).recursive(true).create(above).map_err(io_error)?;
+    }
+    match DirBuilder::new().mode(0o700).create(state) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(io_error(e)),
+        _ => {}
+    }
     let gate = directory(state).map_err(io_error)?;
     let meta = gate.metadata().map_err(io_error)?;
     let uid = rustix::process::geteuid().as_raw();
@@ -188,6 +195,17 @@ mod tests {
         assert_eq!(sweep(dir.path(), |_| vec!["a cgroup".to_owned()]).unwrap().failed, ["a cgroup"]);
         assert!(dead.exists());
         assert_eq!(sweep(dir.path(), |_| vec![]).unwrap().removed, ["dead"]);
+    }
+
+    #[test]
+    fn what_is_made_above_the_state_directory_stays_open_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("plimsoll/runs");
+        drop(Scratch::create(&state).unwrap());
+        let plain = dir.path().join("plain");
+        DirBuilder::new().mode(0o755).create(&plain).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        assert_eq!((mode(&state), mode(state.parent().unwrap())), (0o700, mode(&plain)));
     }
 
     #[test]
