@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::{available, plimsoll};
 use sha2::{Digest as _, Sha256, Sha512};
@@ -186,41 +187,55 @@ fn a_profile_is_written_for_a_machine_that_is_being_built() {
     assert!(profile.contains("/usr/bin/plimsoll flags=(unconfined)"), "{profile}");
 }
 
-/// A tree with a kernel and a module, packed.
-fn kernel_archive(dir: &Path) -> Vec<u8> {
+/// An archive of these files and, where they have a target, links.
+fn packed(to: &Path, members: &[(&str, &str, Option<&Path>)]) -> String {
     let mut tar = tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast()));
-    let mut add = |name: &str, content: &str| {
+    for (name, content, target) in members {
         let mut header = tar::Header::new_gnu();
         header.set_mode(0o644);
         header.set_size(content.len() as u64);
-        tar.append_data(&mut header, name, content.as_bytes()).unwrap();
-    };
-    add("boot/vmlinuz-6.12.1-cloud", "kernel");
-    add("lib/modules/6.12.1-cloud/modules.dep", "");
-    add("lib/modules/6.12.1-cloud/kernel/fs/squashfs/squashfs.ko", "module");
+        match target {
+            Some(target) => {
+                header.set_entry_type(tar::EntryType::Symlink);
+                tar.append_link(&mut header, name, target).unwrap();
+            }
+            None => tar.append_data(&mut header, name, content.as_bytes()).unwrap(),
+        }
+    }
     let archive = tar.into_inner().unwrap().finish().unwrap();
-    fs::write(dir.join("kernel.tar.gz"), &archive).unwrap();
-    archive
+    fs::write(to, &archive).unwrap();
+    hex::encode(Sha256::digest(&archive))
+}
+
+const KERNEL: (&str, &str, Option<&Path>) = ("boot/vmlinuz-6.12.1-cloud", "kernel", None);
+const LIST: (&str, &str, Option<&Path>) = ("lib/modules/6.12.1-cloud/modules.dep", "", None);
+const MODULE: (&str, &str, Option<&Path>) = ("lib/modules/6.12.1-cloud/kernel/fs/squashfs/squashfs.ko", "module", None);
+
+fn is_root() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: a kernel for all runs of a host takes root");
+        return false;
+    }
+    true
 }
 
 #[test]
 fn a_guest_kernel_comes_in_an_archive_from_a_file_and_a_server() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: a kernel for all runs of a host takes root");
+    if !is_root() {
         return;
     }
     let release = Dirs::new();
-    let archive = kernel_archive(release.release.path());
-    let digest = hex::encode(Sha256::digest(&archive));
     let file = release.release.path().join("kernel.tar.gz");
+    let digest = packed(&file, &[KERNEL, LIST, MODULE]);
     let served = format!("{}/kernel.tar.gz", serve(release.release.path().to_owned()));
     for from in [file.to_str().unwrap(), &served] {
         let dirs = Dirs::new();
         let copy = dirs.root.path().join("var/lib/plimsoll/guest-kernel");
         let absent = || assert!(!copy.exists(), "{from}");
         // Nothing says what it should be, or it is something else.
-        assert_ne!(dirs.setup("guest-kernel", from, &[]).code(), 0);
-        dirs.setup("guest-kernel", from, &["--sha256", &"0".repeat(64)]).says("nothing was installed");
+        let unpinned = dirs.setup("guest-kernel", from, &[]).exits(13);
+        unpinned.says("nothing says what the digest").says("checksum file beside it");
+        dirs.setup("guest-kernel", from, &["--sha256", &"0".repeat(64)]).exits(13).says("nothing was installed");
         absent();
         let pinned = ["--sha256", digest.as_str()];
         dirs.setup("guest-kernel", from, &[pinned[0], pinned[1], "--dry-run"]).exits(0).prints("would be written");
@@ -232,5 +247,68 @@ fn a_guest_kernel_comes_in_an_archive_from_a_file_and_a_server() {
     }
     // As the two other setups do it: a checksum file beside it.
     fs::write(release.release.path().join("kernel.tar.gz.sha256"), format!("{digest}  kernel.tar.gz\n")).unwrap();
-    release.setup("guest-kernel", &served, &[]).exits(0).prints("written");
+    for from in [file.to_str().unwrap(), &served] {
+        Dirs::new().setup("guest-kernel", from, &[]).exits(0).prints("written").prints("kernel.tar.gz.sha256 says");
+    }
+}
+
+#[test]
+fn an_archives_links_lead_nowhere_on_this_host() {
+    if !is_root() {
+        return;
+    }
+    let dirs = Dirs::new();
+    let (secret, hidden) = (dirs.release.path().join("secret"), dirs.release.path().join("hidden"));
+    fs::write(&secret, "s3cret").unwrap();
+    // A tree beside the archive that looks like what is taken.
+    fs::create_dir_all(hidden.join("fs")).unwrap();
+    fs::write(hidden.join("fs/a.ko"), "s3cret").unwrap();
+    fs::write(hidden.join("modules.dep"), "s3cret").unwrap();
+    let climbing = Path::new("../../../../../../../../../..").join(secret.strip_prefix("/").unwrap());
+    let from = dirs.release.path().join("kernel.tar.gz");
+    let release = "lib/modules/6.12.1-cloud";
+    let (builtin, kernel) = (format!("{release}/modules.builtin"), format!("{release}/kernel"));
+    let (drivers, boot) = (format!("{release}/kernel/fs/squashfs.ko"), "boot/vmlinuz-6.12.1-cloud");
+    let cases: [&[_]; 6] = [
+        &[KERNEL, LIST, (&builtin, "", Some(&secret))],
+        &[KERNEL, LIST, (&builtin, "", Some(&climbing))],
+        &[KERNEL, LIST, (&drivers, "", Some(&secret))],
+        &[KERNEL, LIST, (&kernel, "", Some(&hidden))],
+        &[KERNEL, (release, "", Some(&hidden))],
+        &[LIST, (boot, "", Some(&secret))],
+    ];
+    for members in cases {
+        let digest = packed(&from, members);
+        // Whether it is taken or not: nothing but the archive's own content is.
+        dirs.setup("guest-kernel", from.to_str().unwrap(), &["--sha256", &digest]);
+        let copy = dirs.root.path().join("var/lib/plimsoll/guest-kernel");
+        let found = Command::new("grep").args(["-rl", "s3cret"]).arg(dirs.root.path()).output().unwrap().stdout;
+        assert!(found.is_empty(), "{}", String::from_utf8_lossy(&found));
+        let _ = fs::remove_dir_all(copy);
+    }
+    // The control: links within the archive are as good as files.
+    let real = ("lib/modules/6.12.1-cloud/list", "in", None);
+    let digest = packed(&from, &[KERNEL, LIST, real, (&builtin, "", Some(Path::new("list")))]);
+    dirs.setup("guest-kernel", from.to_str().unwrap(), &["--sha256", &digest]).exits(0);
+    let copied = dirs.root.path().join("var/lib/plimsoll/guest-kernel").join(builtin);
+    assert_eq!(fs::read_to_string(copied).unwrap(), "in");
+}
+
+#[test]
+fn a_kernel_that_no_guest_could_use_is_not_installed() {
+    if !is_root() {
+        return;
+    }
+    let dirs = Dirs::new();
+    let archive = dirs.release.path().join("kernel.tar.gz");
+    let digest = packed(&archive, &[KERNEL]);
+    let ran = dirs.setup("guest-kernel", archive.to_str().unwrap(), &["--sha256", &digest]);
+    ran.exits(2).says("kernel.tar.gz has no `lib/modules/6.12.1-cloud/modules.dep`");
+    // Alone, it is no archive.
+    let lone = dirs.release.path().join("vmlinuz-6.12.1-cloud");
+    fs::write(&lone, "kernel").unwrap();
+    let digest = hex::encode(Sha256::digest(b"kernel"));
+    let ran = dirs.setup("guest-kernel", lone.to_str().unwrap(), &["--sha256", &digest]);
+    ran.exits(2).says("there is no kernel `boot/vmlinuz-RELEASE` in").says("vmlinuz-6.12.1-cloud");
+    assert!(!dirs.root.path().join("var/lib/plimsoll").exists());
 }

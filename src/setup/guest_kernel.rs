@@ -5,15 +5,19 @@
 //! The kernel is guest code: whatever it is, the boundary is judged from outside. What can be told is told: its digest is compared if
 //! one is given, and a kernel of this host's distribution was verified by the package manager.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, Metadata};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rustix::fs::FileType;
+
 use super::source::{Pin, Source, SourceError};
+use super::tree::Tree;
 use super::{Place, Plan, Put, SetupError};
+use crate::artifact::helper::make_destination;
 use crate::artifact::{Acquire, Budget, Digest, Purpose, acquire};
 use crate::env::Env;
 use crate::image::kernel::COPY;
@@ -74,28 +78,25 @@ pub fn plan(
         return Err(SetupError::Root("a kernel for all runs of this host"));
     }
     let (source, name) = match from {
-        From::Tree(tree) => {
-            let verify = |file: &Path, content: &[u8]| match &pin {
-                Some(pin) => pin.check(&file.display().to_string(), content),
-                None if owned_by_root(file) => Ok(format!("{} belongs to root, who installed it", file.display())),
-                None => Err(SourceError::Unpinned(file.display().to_string())),
+        From::Tree(path) => {
+            let verify = |kernel: &Kernel| {
+                let name = path.join(&kernel.path).display().to_string();
+                match &pin {
+                    Some(pin) => pin.check(&name, &kernel.content),
+                    None if kernel.belongs_to_root() => Ok(format!("{name} belongs to root, who installed it")),
+                    None => Err(SourceError::Unpinned(name)),
+                }
             };
-            return planned(place, tree, release, verify);
+            let tree = Tree::open(path, path.display().to_string())?;
+            return planned(place, &tree, path != Path::new("/"), release, verify);
         }
         From::Archive(source, name) => (source, name),
     };
     let (archive, note) = source.verified(name, pin, ".sha256", MOST, env)?;
-    let state = state_dir(env);
-    let scratch = Scratch::create(&state).map_err(|e| SetupError::Unfit(crate::text::chain(&e)))?;
-    let (packed, tree) = (scratch.path().join("archive"), scratch.path().join("tree"));
+    let scratch = Scratch::create(&state_dir(env)).map_err(|e| SetupError::Unfit(crate::text::chain(&e)))?;
+    let (packed, unpacked) = (scratch.path().join("archive"), scratch.path().join("tree"));
     fs::write(&packed, &archive).map_err(SetupError::io("write", &packed))?;
-    // Whoever unpacks has another uid; nobody else gets here.
-    DirBuilder::new()
-        .mode(0o777)
-        .create(&tree)
-        .and_then(|()| fs::set_permissions(&tree, Permissions::from_mode(0o777)))
-        .map_err(SetupError::io("make", &tree))?;
-    let into = File::open(&tree).map_err(SetupError::io("open", &tree))?;
+    let into = make_destination(&unpacked).map_err(SetupError::io("make", &unpacked))?;
     let what = Acquire {
         path: &packed,
         purpose: Purpose::RootFs,
@@ -106,82 +107,104 @@ pub fn plan(
     };
     acquire(&what, into.as_fd(), &AtomicBool::new(false), unpacker::start)
         .map_err(|e| SourceError::Archive { name: source.place(name), why: crate::text::chain(&e) })?;
-    planned(place, &tree, release, |_, _| Ok(note.clone()))
+    let tree = Tree::open(&unpacked, source.place(name))?;
+    planned(place, &tree, true, release, |_| Ok(note.clone()))
 }
 
+/// A kernel as it lies in a tree.
+struct Kernel {
+    /// Relative to the tree.
+    path: PathBuf,
+    release: String,
+    linked: bool,
+    meta: Metadata,
+    content: Vec<u8>,
+}
+
+impl Kernel {
+    fn belongs_to_root(&self) -> bool {
+        !self.linked && self.meta.uid() == 0 && self.meta.mode() & 0o022 == 0
+    }
+
+    /// The newest of a tree, or the one of that release.
+    fn newest(tree: &Tree, release: Option<&str>) -> Result<Self, SetupError> {
+        let none = || SetupError::Unfit(format!("there is no kernel `boot/vmlinuz-RELEASE` in {}", tree.name));
+        let names = tree.names(Path::new("boot")).map_err(|_| none())?;
+        let (_, own, linked) = names
+            .into_iter()
+            .filter_map(|(name, kind)| {
+                let own = name.strip_prefix("vmlinuz-")?.to_owned();
+                let numbers: Vec<u64> =
+                    own.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
+                release.is_none_or(|wanted| wanted == own).then_some((numbers, own, kind == FileType::Symlink))
+            })
+            .max()
+            .ok_or_else(none)?;
+        let path = Path::new("boot").join(format!("vmlinuz-{own}"));
+        let (meta, content) = tree.read(&path, MOST)?.ok_or_else(none)?;
+        Ok(Self { path, release: own, linked, meta, content })
+    }
+}
+
+/// The plan for a tree; `with_modules` unless the host itself has them.
 fn planned(
     place: &Place,
-    tree: &Path,
+    tree: &Tree,
+    with_modules: bool,
     release: Option<&str>,
-    verify: impl Fn(&Path, &[u8]) -> Result<String, SourceError>,
+    verify: impl Fn(&Kernel) -> Result<String, SourceError>,
 ) -> Result<Plan, SetupError> {
-    let file = newest(tree, release)?;
-    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let release = name.trim_start_matches("vmlinuz-").to_owned();
-    let content = read(&file)?;
-    let note = verify(&file, &content)?;
+    let kernel = Kernel::newest(tree, release)?;
+    let note = verify(&kernel)?;
     let copy = place.at(COPY);
-    let mut files = vec![Put { to: copy.join("boot").join(&name), mode: 0o644, content, engine: None }];
-    let modules = ["lib/modules", "usr/lib/modules"].map(|below| tree.join(below).join(&release));
-    if let Some(modules) = modules.iter().find(|modules| modules.join("modules.dep").is_file())
-        && tree != Path::new("/")
-    {
-        let to = copy.join("lib/modules").join(&release);
-        let mut names: Vec<PathBuf> = LISTS.map(PathBuf::from).to_vec();
-        find(modules, Path::new("kernel"), &mut names)?;
-        for name in names.into_iter().filter(|name| modules.join(name).is_file()) {
-            let content = read(&modules.join(&name))?;
-            files.push(Put { to: to.join(name), mode: 0o644, content, engine: None });
-        }
+    let Kernel { path, release, content, .. } = kernel;
+    let mut files = vec![Put { to: copy.join(&path), mode: 0o644, content, engine: None }];
+    if with_modules {
+        files.extend(modules(place, tree, &release)?);
     }
     Ok(Plan { files, notes: vec![note] })
 }
 
-fn newest(tree: &Path, release: Option<&str>) -> Result<PathBuf, SetupError> {
-    let boot = tree.join("boot");
-    let entries = fs::read_dir(&boot).map_err(|source| SourceError::Io { path: boot.clone(), source })?;
-    let mut found: Vec<(Vec<u64>, PathBuf)> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let own = name.strip_prefix("vmlinuz-")?;
-            let numbers = own.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
-            release.is_none_or(|wanted| wanted == own).then(|| (numbers, entry.path()))
-        })
-        .collect();
-    found.sort();
-    let none = || SetupError::Unfit(format!("there is no kernel `vmlinuz-RELEASE` in {}", boot.display()));
-    found.pop().map(|(_, path)| path).ok_or_else(none)
-}
-
-fn owned_by_root(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.uid() == 0 && meta.mode() & 0o022 == 0)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, SetupError> {
-    let io = |source| SourceError::Io { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(io)?.len() > MOST {
-        return Err(SourceError::Large { name: path.display().to_string(), most: MOST }.into());
+/// Modules of that release, unless the host has its own. Without any `kernel: distro` would pass the kernel over.
+fn modules(place: &Place, tree: &Tree, release: &str) -> Result<Vec<Put>, SetupError> {
+    let below = ["lib/modules", "usr/lib/modules"].map(|below| Path::new(below).join(release));
+    for own in &below {
+        if tree.read(&own.join("modules.dep"), MOST)?.is_none() {
+            continue;
+        }
+        let mut names: Vec<PathBuf> = LISTS.map(PathBuf::from).to_vec();
+        find(tree, own, Path::new("kernel"), &mut names);
+        let to = place.at(COPY).join("lib/modules").join(release);
+        let mut files = Vec::new();
+        for name in names {
+            if let Some((_, content)) = tree.read(&own.join(&name), MOST)? {
+                files.push(Put { to: to.join(name), mode: 0o644, content, engine: None });
+            }
+        }
+        return Ok(files);
     }
-    Ok(fs::read(path).map_err(io)?)
+    if below.iter().any(|own| place.root.join(own).join("modules.dep").is_file()) {
+        return Ok(Vec::new());
+    }
+    Err(SetupError::Unfit(format!(
+        "{} has no `lib/modules/{release}/modules.dep`, and neither has this host: a guest would have no drivers",
+        tree.name
+    )))
 }
 
 /// Modules that guests load are few, but which depend on which is the kernel's to say: all of the drivers that may be needed.
-fn find(modules: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<(), SetupError> {
+fn find(tree: &Tree, modules: &Path, below: &Path, found: &mut Vec<PathBuf>) {
     const PARTS: [&str; 5] =
         ["kernel/drivers/virtio", "kernel/drivers/block", "kernel/fs", "kernel/net/vmw_vsock", "kernel/lib"];
-    let directory = modules.join(below);
-    let Ok(entries) = fs::read_dir(&directory) else { return Ok(()) };
-    for entry in entries.flatten() {
-        let path = below.join(entry.file_name());
+    for (name, kind) in tree.names(&modules.join(below)).unwrap_or_default() {
+        let path = below.join(name);
         let wanted = PARTS.iter().any(|part| path.starts_with(part) || Path::new(part).starts_with(&path));
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() && wanted => find(modules, &path, found)?,
-            Ok(kind) if kind.is_file() && PARTS.iter().any(|part| path.starts_with(part)) => found.push(path),
+        match kind {
+            FileType::Directory if wanted => find(tree, modules, &path, found),
+            FileType::RegularFile if PARTS.iter().any(|part| path.starts_with(part)) => found.push(path),
             _ => {}
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod firecracker;
 pub mod guest_kernel;
 pub mod gvisor;
 pub mod source;
+mod tree;
 pub mod userns;
 pub mod wasm_python;
 

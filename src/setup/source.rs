@@ -95,7 +95,7 @@ impl SourceError {
     pub const fn help(&self) -> &'static str {
         match self {
             SourceError::Unknown(_) | SourceError::Io { .. } => {
-                "`--from` takes a directory with the release's files, the file itself, or an address that they are below"
+                "`--from` takes a directory with the release's files, the file itself, or an address that they are below; for a guest kernel a tree, an archive of one, or the archive's address"
             }
             SourceError::Http(_) | SourceError::Status { .. } => {
                 "look at HTTPS_PROXY and SSL_CERT_FILE; without a network, copy the release's files here and name them: `--from DIR`"
@@ -199,10 +199,16 @@ impl Source {
         let pin = match pin {
             Some(pin) => pin,
             None => {
-                let by = self.place(&format!("{name}{suffix}"));
+                let by = match self {
+                    Source::File(path) => format!("{}{suffix}", path.display()),
+                    _ => self.place(&format!("{name}{suffix}")),
+                };
                 let sums = self.get(name, suffix, MAX_SUMS, env).map_err(|e| match e {
                     SourceError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                         SourceError::Unpinned(self.place(name))
+                    }
+                    SourceError::Status { place, status: 404 } => {
+                        SourceError::Unpinned(format!("{} ({place} answers 404)", self.place(name)))
                     }
                     e => e,
                 })?;
