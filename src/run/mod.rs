@@ -34,6 +34,7 @@ mod record;
 pub mod request;
 pub mod scratch;
 mod step;
+mod task;
 pub mod unpacker;
 
 /// File of a run's directory that names what the run builds elsewhere.

@@ -1,21 +1,18 @@
 //! What a boundary is made of, beside the artifact: the image and, for a microVM, kernel and disks.
 //!
-//! Main type: [`Making`]. None of it depends on the artifact, so it is made ready in the background while that is unpacked.
-//! Whatever becomes of the artifact, the work is waited for: it writes below the step's private directory.
+//! Main type: [`Parts`]. None of it depends on the artifact, so it is made ready in the background while that is unpacked.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-
-use tokio::task::JoinHandle;
 
 use super::image::{self, Prepared, Trouble};
 use super::machine::{self, Ground};
 use super::record::refusal;
+use super::task::Task;
 use super::{Context, Event};
 use crate::backend::Backend;
-use crate::backend::channel::{Cancel, CancelSignal, cancelled};
 use crate::env::Env;
 use crate::exit::Exit;
 use crate::image::Cache;
@@ -38,26 +35,15 @@ pub struct Parts {
 /// Why there are none: the exit code, and what to report.
 pub type Why = Box<(Exit, RefusalRecord)>;
 
-/// The work under way.
-#[derive(Debug)]
-pub struct Making {
-    stop: Arc<AtomicBool>,
-    work: JoinHandle<Result<Parts, Why>>,
-}
-
-/// What ended the wait for it.
-#[derive(Debug)]
-pub enum Unmade {
-    /// It can't be made.
-    Failed(Why),
-    /// The run was cancelled.
-    Cancelled(CancelSignal),
-}
-
-impl Making {
-    /// Begins. What is made for this step alone goes into `scratch`, a directory.
-    pub fn start(context: &Context, step: &Step, index: u32, backend: Backend, scratch: &Path) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
+impl Parts {
+    /// Begins to make them ready. What is made for this step alone goes into `scratch`, a directory.
+    pub fn begin(
+        context: &Context,
+        step: &Step,
+        index: u32,
+        backend: Backend,
+        scratch: &Path,
+    ) -> Task<Result<Self, Why>> {
         let events = context.events.clone();
         let order = Order {
             backend,
@@ -72,34 +58,7 @@ impl Making {
                 let _ = events.send(Event::Progress { index, what });
             }),
         };
-        let stopped = Arc::clone(&stop);
-        Self { stop, work: tokio::task::spawn_blocking(move || order.make(&stopped)) }
-    }
-
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// Why there is nothing; then it has ended all the same.
-    pub async fn finish(mut self, cancel: &mut Cancel) -> Result<Parts, Unmade> {
-        tokio::select! {
-            done = &mut self.work => match done {
-                Ok(made) => made.map_err(Unmade::Failed),
-                Err(panic) => {
-                    let why = refusal("image", "internal", format!("making image and kernel ready broke: {panic}"), "");
-                    Err(Unmade::Failed(Box::new((Exit::Internal, why))))
-                }
-            },
-            signal = cancelled(cancel) => {
-                self.abandon().await;
-                Err(Unmade::Cancelled(signal))
-            }
-        }
-    }
-
-    /// Ends it early.
-    pub async fn abandon(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let _ = self.work.await;
+        Task::start(move |stop| order.make(stop))
     }
 }
 

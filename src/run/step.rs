@@ -1,23 +1,26 @@
 //! One step on its way: policy, artifact, image, gate, report.
 
 use std::fs::{DirBuilder, File};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use plimsoll_guest::Dispatch;
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{Mode, OFlags};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::machine;
-use super::parts::{Making, Unmade, Why};
+use super::parts::{Parts, Why};
 use super::payload::{self, OUTPUT_BUDGET};
 use super::record::{self, refusal, refuse};
+use super::task::Task;
 use super::{Context, Event, fetching, unpacker};
+use crate::artifact::beneath::confined;
 use crate::artifact::fetch::Fetched;
 use crate::artifact::helper::make_destination;
 use crate::artifact::{Acquire, Budget, Error as ArtifactError, FileId, Purpose, Summary, acquire};
@@ -62,7 +65,7 @@ struct Begun {
     backend: Backend,
     /// A private directory for what is made for it.
     scratch: PathBuf,
-    making: Making,
+    parts: Task<Result<Parts, Why>>,
     standby: Option<Standby>,
 }
 
@@ -99,7 +102,7 @@ impl Attempt<'_> {
         let mut ahead = Some(self.begin(*first, &scratch, last > 0));
         let Some(ready) = self.ready(&scratch, cancel).await else {
             if let Some(Ok(begun)) = ahead {
-                begun.making.abandon().await;
+                begun.parts.abandon().await;
             }
             return;
         };
@@ -130,8 +133,8 @@ impl Attempt<'_> {
         })?;
         // Where it can't be started, the gate tries again and says why.
         let standby = (backend != Backend::Wasm).then(Standby::start).and_then(Result::ok);
-        let making = Making::start(self.context, self.step, self.report.index, backend, &scratch);
-        Ok(Begun { backend, scratch, making, standby })
+        let parts = Parts::begin(self.context, self.step, self.report.index, backend, &scratch);
+        Ok(Begun { backend, scratch, parts, standby })
     }
 
     /// Brings in the artifact and reads the program out of it.
@@ -217,10 +220,10 @@ impl Attempt<'_> {
         cancel: &mut Cancel,
     ) -> Option<Summary> {
         let into = into.to_owned();
-        let brought = self.blocking(move |stop| what.into_directory(&into, stop), cancel).await.ok()?;
-        match brought {
-            Ok(Ok(summary)) => return Some(summary),
-            Ok(Err(ArtifactError::Rejected(rejection))) => {
+        let bringing = Task::start(move |stop| what.into_directory(&into, stop));
+        match self.finished(stage, bringing, cancel).await.ok()? {
+            Ok(summary) => return Some(summary),
+            Err(ArtifactError::Rejected(rejection)) => {
                 let message = format!("{stage} {source}: {rejection}");
                 let reason = rejection.rule.id();
                 refuse(
@@ -229,8 +232,7 @@ impl Attempt<'_> {
                     refusal(stage, reason, message, rejection.rule.help().unwrap_or_default()),
                 );
             }
-            Ok(Err(error)) => self.internal(stage, format!("{stage} {source}: {}", crate::text::chain(&error))),
-            Err(panic) => self.internal(stage, format!("{stage} {source}: {panic}")),
+            Err(error) => self.internal(stage, format!("{stage} {source}: {}", crate::text::chain(&error))),
         }
         None
     }
@@ -245,15 +247,12 @@ impl Attempt<'_> {
         cancel: &mut Cancel,
         more: bool,
     ) -> bool {
-        let Begun { backend, scratch, making, standby } = begun;
+        let Begun { backend, scratch, parts, standby } = begun;
         // Held until the boundary is gone.
-        let parts = match making.finish(cancel).await {
-            Ok(parts) => parts,
-            Err(Unmade::Failed(why)) => return self.passed_over(more, *why),
-            Err(Unmade::Cancelled(signal)) => {
-                record::cancel(self.report, signal);
-                return true;
-            }
+        let parts = match self.finished("image", parts, cancel).await {
+            Ok(Ok(parts)) => parts,
+            Ok(Err(why)) => return self.passed_over(more, *why),
+            Err(Settled) => return true,
         };
         tracing::debug!("image and kernel are there");
         let mut dispatch = ready.dispatch.clone();
@@ -266,13 +265,10 @@ impl Attempt<'_> {
             Some(ground) => {
                 self.notices(ground.notice.as_slice());
                 let (ground, workspace, scratch) = (Arc::clone(ground), ready.workspace.clone(), scratch.clone());
-                match self.blocking(move |_| ground.with(&workspace, &scratch), cancel).await {
-                    Ok(Ok(Ok(machine))) => Some(machine),
-                    Ok(Ok(Err(why))) => return self.passed_over(more, *why),
-                    Ok(Err(panic)) => {
-                        self.internal("image", format!("packing the artifact broke: {panic}"));
-                        return true;
-                    }
+                let packing = Task::start(move |_| ground.with(&workspace, &scratch));
+                match self.finished("image", packing, cancel).await {
+                    Ok(Ok(machine)) => Some(machine),
+                    Ok(Err(why)) => return self.passed_over(more, *why),
                     Err(Settled) => return true,
                 }
             }
@@ -347,26 +343,19 @@ impl Attempt<'_> {
         true
     }
 
-    /// Does something that blocks, until the run is cancelled; after an `Err` the report says so.
-    async fn blocking<T: Send + 'static>(
+    /// What came of work for that stage; after an `Err` the report says why nothing did.
+    async fn finished<T: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&AtomicBool) -> T + Send + 'static,
+        stage: &str,
+        task: Task<T>,
         cancel: &mut Cancel,
-    ) -> Result<Result<T, tokio::task::JoinError>, Settled> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut work = {
-            let stop = Arc::clone(&stop);
-            tokio::task::spawn_blocking(move || work(&stop))
-        };
-        tokio::select! {
-            done = &mut work => Ok(done),
-            signal = crate::backend::channel::cancelled(cancel) => {
-                stop.store(true, Ordering::Relaxed);
-                let _ = work.await;
-                record::cancel(self.report, signal);
-                Err(Settled)
-            }
+    ) -> Result<T, Settled> {
+        match task.finish(cancel).await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(panic)) => self.internal(stage, format!("making it ready broke: {panic}")),
+            Err(signal) => record::cancel(self.report, signal),
         }
+        Err(Settled)
     }
 
     fn plan(&self, ready: &Ready, scratch: PathBuf, rootfs: Option<PathBuf>, machine: Option<MachineParts>) -> Plan {
@@ -436,13 +425,10 @@ impl Attempt<'_> {
         let root = self.context.outputs.join(self.report.directory());
         let read = || -> std::io::Result<Vec<u8>> {
             let root = OwnedFd::from(File::open(&root)?);
-            let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-            let file = openat2(&root, stored.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty(), beneath)?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            let file = confined(root.as_fd(), stored.as_str(), flags, Mode::empty())?;
             let mut bytes = Vec::new();
-            std::io::Read::read_to_end(
-                &mut std::io::Read::take(File::from(file), guest_junit::MAX_BYTES + 1),
-                &mut bytes,
-            )?;
+            File::from(file).take(guest_junit::MAX_BYTES + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
         match read().map_err(|e| e.to_string()).and_then(|bytes| guest_junit::parse(&bytes).map_err(|e| e.to_string()))
