@@ -174,7 +174,7 @@ fn copied(
                 if own.fresh { copy(&entry.path().join(name), &path).map(|(found, _)| found) } else { digest(&path) };
             match found {
                 Ok(found) if about.content == Some(found) => {
-                    own.is_good();
+                    own.vouch();
                     return Ok((own, about));
                 }
                 Err(fault @ Fault::Copy(_)) => return Err(fault.of(own.path()).into()),
@@ -279,8 +279,9 @@ pub fn list(cache: &Cache) -> Result<Vec<Listed>, CacheError> {
 pub fn gc(cache: &Cache, bytes: u64, unused: Duration) -> Result<Vec<Listed>, CacheError> {
     cache.sweep_unfinished()?;
     let all = list(cache)?;
+    let copies = cache.numbers_of_copies()?;
     let size = |one: &Listed| {
-        let copies = cache.number_of_copies(&one.held.kind, &one.held.key);
+        let copies = copies.get(&format!("{}-{}", one.held.kind, one.held.key)).copied().unwrap_or(0);
         one.about.as_ref().map_or(0, |about| about.bytes * (1 + copies))
     };
     let mut total: u64 = all.iter().map(size).sum();
@@ -292,9 +293,8 @@ pub fn gc(cache: &Cache, bytes: u64, unused: Duration) -> Result<Vec<Listed>, Ca
         if !(old || total > bytes || one.about.is_none()) {
             continue;
         }
-        let freed = size(&one);
         if cache.discard(&one.held.kind, &one.held.key)? == Gone::Removed {
-            total = total.saturating_sub(freed);
+            total = total.saturating_sub(size(&one));
             gone.push(one);
         }
     }

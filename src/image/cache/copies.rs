@@ -3,8 +3,8 @@
 //! A copy is `copy-KIND-KEY-RANDOM` with a lock beside it, whose holder it belongs to. What a killed run left is a copy that
 //! nobody holds, like any other that waits: whoever gets it compares its content.
 
-use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::FlockOperation;
 
-use super::{Cache, CacheError, Entry, Gone, Hold, LOCK, touch};
+use super::{Cache, CacheError, Entry, Gone, Hold, touch};
 
 /// The kind of directories that are copies of entries.
 pub(super) const COPY: &str = "copy";
@@ -45,8 +45,8 @@ impl Drop for Hold {
 }
 
 impl Entry {
-    /// Says that a copy is what its entry is; otherwise it goes with its last holder.
-    pub fn is_good(&self) {
+    /// Vouches for a copy, that it is what its entry is; otherwise it goes with its last holder.
+    pub fn vouch(&self) {
         if let Some(copy) = &self.hold.copy {
             copy.good.store(true, Ordering::Relaxed);
         }
@@ -62,8 +62,8 @@ impl Cache {
     /// If it can't be made.
     pub fn copy(&self, kind: &str, key: &str) -> Result<Entry, CacheError> {
         self.sweep_copies()?;
-        let prefix = format!("{COPY}-{kind}-{key}-");
-        for name in self.copies(&prefix)? {
+        let of = format!("{kind}-{key}-");
+        for name in self.copies(&of)? {
             // One that is in use is another run's.
             let Ok(lock) = self.lock(&name, FlockOperation::NonBlockingLockExclusive) else { continue };
             if self.holds(&name)? {
@@ -73,7 +73,7 @@ impl Cache {
         let mut random = [0; 8];
         getrandom::fill(&mut random)
             .map_err(|e| CacheError::io("draw randomness for", &self.path)(io::Error::other(e.to_string())))?;
-        let name = format!("{prefix}{}", hex::encode(random));
+        let name = format!("{COPY}-{of}{}", hex::encode(random));
         // There is no directory without a lock beside it: it is made after its lock, and removed before.
         let lock = self.lock(&name, FlockOperation::LockExclusive)?;
         let made = self.copied(name, lock, true);
@@ -95,10 +95,9 @@ impl Cache {
         let before = SystemTime::now().checked_sub(COPY_UNUSED);
         let mut kept = BTreeSet::new();
         let mut swept = 0;
-        for name in self.copies(&format!("{COPY}-"))? {
+        for name in self.copies("")? {
             let entry = copied_entry(&name);
-            let used = fs::metadata(self.path.join(format!("{name}{LOCK}"))).and_then(|meta| meta.modified()).ok();
-            let wanted = used >= before
+            let wanted = self.used_last(&name) >= before
                 && entry.is_some_and(|entry| self.path.join(entry).is_dir() && kept.insert(entry.to_owned()));
             if !wanted
                 && matches!(self.discard_named(&name, FlockOperation::NonBlockingLockExclusive), Ok(Gone::Removed))
@@ -109,27 +108,30 @@ impl Cache {
         Ok(swept)
     }
 
-    /// Names of copies that begin so, each with a lock beside it.
-    fn copies(&self, prefix: &str) -> Result<Vec<String>, CacheError> {
-        let list = |e| CacheError::io("list", &self.path)(e);
-        let mut names = Vec::new();
-        for file in fs::read_dir(&self.path).map_err(list)? {
-            let Ok(file_name) = file.map_err(list)?.file_name().into_string() else { continue };
-            names.extend(file_name.strip_suffix(LOCK).filter(|name| name.starts_with(prefix)).map(str::to_owned));
+    /// How many copies there are of each entry.
+    ///
+    /// # Errors
+    /// If the cache can't be listed.
+    pub fn numbers_of_copies(&self) -> Result<BTreeMap<String, u64>, CacheError> {
+        let mut numbers = BTreeMap::new();
+        for name in self.copies("")? {
+            if let Some(entry) = copied_entry(&name) {
+                *numbers.entry(entry.to_owned()).or_default() += 1;
+            }
         }
-        Ok(names)
+        Ok(numbers)
     }
 
-    /// How many copies of an entry there are.
-    #[must_use]
-    pub fn number_of_copies(&self, kind: &str, key: &str) -> u64 {
-        self.copies(&format!("{COPY}-{kind}-{key}-")).map_or(0, |names| names.len() as u64)
+    /// Names of copies of entries that begin so.
+    fn copies(&self, of: &str) -> Result<Vec<String>, CacheError> {
+        let prefix = format!("{COPY}-{of}");
+        Ok(self.locked()?.into_iter().filter(|name| name.starts_with(&prefix)).collect())
     }
 
     /// Whether there is no other copy of the same entry.
     fn is_only_copy(&self, name: &str) -> bool {
-        let prefix = copied_entry(name).map(|entry| format!("{COPY}-{entry}-"));
-        prefix.is_some_and(|prefix| self.copies(&prefix).is_ok_and(|names| names.len() == 1))
+        let entry = copied_entry(name).map(|entry| format!("{entry}-"));
+        entry.is_some_and(|entry| self.copies(&entry).is_ok_and(|names| names.len() == 1))
     }
 }
 
@@ -141,6 +143,7 @@ fn copied_entry(name: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -160,17 +163,17 @@ mod tests {
         let second = cache.copy("image", "a").unwrap();
         assert!(first.fresh && second.fresh && first.path() != second.path());
         let kept = first.path().to_owned();
-        first.is_good();
-        second.is_good();
+        first.vouch();
+        second.vouch();
         let clone = first.clone();
         drop((first, second));
-        assert_eq!(cache.number_of_copies("image", "a"), 1);
+        assert_eq!(cache.numbers_of_copies().unwrap(), BTreeMap::from([("image-a".to_owned(), 1)]));
         // Still held by the clone.
         assert!(cache.copy("image", "a").unwrap().fresh);
         drop(clone);
         let again = cache.copy("image", "a").unwrap();
         assert!(!again.fresh && again.path() == kept && again.path().join("sealed/file").exists());
-        // It was not said to be good again.
+        // Nobody vouched for it again.
         drop(again);
         assert!(!kept.exists());
     }

@@ -47,9 +47,9 @@ impl Cache {
             if name.ends_with(UNFINISHED) || kind == COPY {
                 continue;
             }
-            let used = fs::metadata(self.path.join(format!("{name}{LOCK}"))).and_then(|meta| meta.modified());
+            let used = self.used_last(&name).unwrap_or(SystemTime::UNIX_EPOCH);
             let (kind, key, path) = (kind.to_owned(), key.to_owned(), self.path.join(&name));
-            held.push(Held { kind, key, path, used: used.unwrap_or(SystemTime::UNIX_EPOCH) });
+            held.push(Held { kind, key, path, used });
         }
         held.sort_by(|a, b| (a.used, &a.key).cmp(&(b.used, &b.key)));
         Ok(held)
@@ -111,20 +111,33 @@ impl Cache {
 
     /// Removes entries of that kind that nobody used for long, and what their makers left.
     pub(super) fn make_room(&self, kind: &str, keep: &str) {
-        let Ok(list) = fs::read_dir(&self.path) else { return };
         let before = SystemTime::now().checked_sub(UNUSED);
-        for file in list.flatten() {
-            let Ok(file_name) = file.file_name().into_string() else { continue };
-            let Some(name) = file_name.strip_suffix(LOCK) else { continue };
+        for name in self.locked().unwrap_or_default() {
             let mine = name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('-'));
-            let used = file.metadata().and_then(|meta| meta.modified()).ok();
+            let used = self.used_last(&name);
             if !mine || name == keep || used.is_none() || used >= before {
                 continue;
             }
-            if let Err(error) = self.discard_named(name, FlockOperation::NonBlockingLockExclusive) {
+            if let Err(error) = self.discard_named(&name, FlockOperation::NonBlockingLockExclusive) {
                 tracing::debug!(name, error = crate::text::chain(&error), "an old entry of the cache was not removed");
             }
         }
+    }
+
+    /// Names of everything that has a lock beside it.
+    pub(super) fn locked(&self) -> Result<Vec<String>, CacheError> {
+        let list = |e| CacheError::io("list", &self.path)(e);
+        let mut names = Vec::new();
+        for file in fs::read_dir(&self.path).map_err(list)? {
+            let Ok(name) = file.map_err(list)?.file_name().into_string() else { continue };
+            names.extend(name.strip_suffix(LOCK).map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    /// When something was used last, by its lock.
+    pub(super) fn used_last(&self, name: &str) -> Option<SystemTime> {
+        fs::metadata(self.path.join(format!("{name}{LOCK}"))).and_then(|meta| meta.modified()).ok()
     }
 }
 
