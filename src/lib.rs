@@ -20,7 +20,7 @@
 //! * [`setup`]: engines brought to this host. Executes nothing of them.
 //! * [`cli`]: the command line; wiring only.
 //!
-//! [`text`], [`env`] and [`exit`] serve all of them.
+//! [`text`], [`env`], [`exit`] and [`lock`] serve all of them.
 
 pub mod evidence;
 pub mod forge;
@@ -45,6 +45,7 @@ pub mod cli;
 
 pub mod env;
 pub mod exit;
+pub mod lock;
 pub mod text;
 
 /// What a copy of the runner does that was started under an internal word; `None` for the program that people start. To

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::beneath::confined;
+use super::beneath::{DIRECTORY, confined};
 use super::budget::{Budget, Meter};
 use super::destination::Destination;
 use super::digest::{Digest, Hasher, TreeDigest};
@@ -194,8 +194,7 @@ impl Level {
 }
 
 fn open_directory(at: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    confined(at, name, flags, Mode::empty())
+    confined(at, name, DIRECTORY, Mode::empty())
 }
 
 fn open(at: BorrowedFd<'_>, name: &[u8], flags: OFlags) -> Result<OwnedFd, Error> {

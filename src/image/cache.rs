@@ -20,14 +20,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, flock, fstat, open,
-    openat, renameat_with, statat, syncfs,
+    AtFlags, FileType, FlockOperation, Mode, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, open, openat,
+    renameat_with, statat, syncfs,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::artifact::beneath::{self, DIRECTORY};
 use crate::env::{Env, Var};
+use crate::lock::Lock;
 
 mod copies;
 mod room;
@@ -109,7 +110,7 @@ pub struct Entry {
 /// What keeps a directory where it is.
 #[derive(Debug)]
 struct Hold {
-    lock: Option<File>,
+    lock: Option<Lock<File>>,
     /// Of a copy.
     copy: Option<copies::Copied>,
 }
@@ -199,11 +200,11 @@ impl Cache {
         // The lock is not converted in one piece (flock(2)): who gets in between finds the entry made, or wants to make
         // room, and this one was used just now.
         touch(&lock);
-        flock(&lock, FlockOperation::LockShared).map_err(CacheError::io("lock", &path))?;
+        lock.convert(FlockOperation::LockShared).map_err(CacheError::io("lock", &path))?;
         Ok(Self::used(path, lock, fresh))
     }
 
-    fn used(path: PathBuf, lock: File, fresh: bool) -> Entry {
+    fn used(path: PathBuf, lock: Lock<File>, fresh: bool) -> Entry {
         touch(&lock);
         Entry { path, fresh, hold: Arc::new(Hold { lock: Some(lock), copy: None }) }
     }
@@ -245,7 +246,7 @@ impl Cache {
     }
 
     /// The lock of an entry, waited for unless `how` says not to.
-    fn lock(&self, name: &str, how: FlockOperation) -> Result<File, CacheError> {
+    fn lock(&self, name: &str, how: FlockOperation) -> Result<Lock<File>, CacheError> {
         let path = self.path.join(format!("{name}{LOCK}"));
         loop {
             let file = OpenOptions::new()
@@ -256,17 +257,11 @@ impl Cache {
                 .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
                 .open(&path)
                 .map_err(CacheError::io("open", &path))?;
-            loop {
-                match flock(&file, how) {
-                    Ok(()) => break,
-                    Err(Errno::INTR) => {}
-                    Err(e) => return Err(CacheError::io("lock", &path)(e)),
-                }
-            }
+            let lock = Lock::of(file, how).map_err(CacheError::io("lock", &path))?;
             // Whoever makes room removes the file under its lock: one that lost its name guards nothing.
-            let held = file.metadata().map_err(CacheError::io("examine", &path))?;
+            let held = lock.metadata().map_err(CacheError::io("examine", &path))?;
             match fs::symlink_metadata(&path) {
-                Ok(named) if (named.dev(), named.ino()) == (held.dev(), held.ino()) => return Ok(file),
+                Ok(named) if (named.dev(), named.ino()) == (held.dev(), held.ino()) => return Ok(lock),
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(CacheError::io("examine", &path)(e)),
@@ -386,7 +381,7 @@ mod tests {
         };
         let held = || {
             let file = File::options().write(true).open(&lock);
-            file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+            file.is_ok_and(|file| Lock::of(file, FlockOperation::NonBlockingLockExclusive).is_err())
         };
         while !held() {
             std::thread::yield_now();

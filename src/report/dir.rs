@@ -16,20 +16,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags, StatxAttributes,
-    StatxFlags, Uid, chownat, flock, fstat, mkdirat, openat, openat2, renameat_with, statat, statx, unlinkat,
+    StatxFlags, Uid, chownat, fstat, mkdirat, openat, openat2, renameat_with, statat, statx, unlinkat,
 };
 use rustix::io::Errno;
 
 use super::staging::Staging;
-use crate::artifact::beneath::entry_kind;
+use crate::artifact::beneath::{DIRECTORY, entry_kind};
+use crate::lock::Lock;
 
 /// Nesting that removal and giving away go into; what plimsoll writes is far flatter.
 const MAX_DEPTH: usize = 64;
 /// What is between the name of a directory and the random part of the name of the one being built for it.
 const INFIX: &str = ".plimsoll-";
 pub(super) const MARKER: &str = ".gitignore";
-pub(super) const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
 /// What kind of directory it is.
 #[derive(Debug)]
@@ -126,7 +125,7 @@ pub(super) struct Slot {
     staging: PathBuf,
     staging_name: OsString,
     /// Holds the lock.
-    staging_fd: OwnedFd,
+    staging_fd: Lock<OwnedFd>,
     owner: Owner,
     finished: bool,
 }
@@ -191,7 +190,8 @@ impl Slot {
         let mode = Mode::from_raw_mode(0o755);
         mkdirat(&parent, &staging_name, mode).map_err(io("create", &staging))?;
         let staging_fd = openat(&parent, &staging_name, DIRECTORY, Mode::empty()).map_err(io("open", &staging))?;
-        flock(&staging_fd, FlockOperation::NonBlockingLockExclusive).map_err(io("lock", &staging))?;
+        let staging_fd =
+            Lock::of(staging_fd, FlockOperation::NonBlockingLockExclusive).map_err(io("lock", &staging))?;
         let name = name.to_owned();
         let slot = Self { path, parent, name, old, staging, staging_name, staging_fd, owner, finished: false };
         std::fs::write(slot.staging.join(MARKER), kind.marker).map_err(|source| ClaimError::Io {
@@ -216,7 +216,7 @@ impl Slot {
 
     /// The directory being built, to be written down.
     pub(super) fn being_built(&self) -> io::Result<Staging> {
-        let stat = fstat(&self.staging_fd)?;
+        let stat = fstat(&*self.staging_fd)?;
         Ok(Staging::new(self.staging.clone(), stat.st_dev, stat.st_ino))
     }
 
@@ -368,8 +368,8 @@ fn remove_stale(
         if stat.st_uid != owner.uid && stat.st_uid != rustix::process::geteuid().as_raw() {
             continue;
         }
-        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => remove(parent, &found, 0).map_err(io)?,
+        match Lock::of(fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(_lock) => remove(parent, &found, 0).map_err(io)?,
             Err(Errno::WOULDBLOCK) => {
                 let help = format!("give each run its own directory with {}", kind.flag);
                 return Err(ClaimError::Busy { what: kind.what, path: path.to_path_buf(), help });

@@ -10,10 +10,12 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 
 use super::dir;
+use crate::artifact::beneath::DIRECTORY;
+use crate::lock::Lock;
 
 /// A directory being built.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +78,7 @@ impl Staging {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
             Err(e) => return Err(e.into()),
         };
-        let held = match openat(&parent, name, dir::DIRECTORY, Mode::empty()) {
+        let held = match openat(&parent, name, DIRECTORY, Mode::empty()) {
             Ok(held) => held,
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(false),
             Err(e) => return Err(e.into()),
@@ -85,11 +87,11 @@ impl Staging {
         if (stat.st_dev, stat.st_ino) != (self.device, self.inode) {
             return Ok(false);
         }
-        match flock(&held, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
+        let _lock = match Lock::of(held, FlockOperation::NonBlockingLockExclusive) {
+            Ok(lock) => lock,
             Err(Errno::WOULDBLOCK) => return Ok(false),
             Err(e) => return Err(e.into()),
-        }
+        };
         dir::remove(parent.as_fd(), name, 0)?;
         Ok(true)
     }
@@ -149,7 +151,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let staging = made(&dir.path().join(NAME));
         let held = fs::File::open(staging.path()).unwrap();
-        flock(&held, FlockOperation::LockExclusive).unwrap();
+        let held = Lock::of(held, FlockOperation::LockExclusive).unwrap();
         assert!(!staging.remove().unwrap());
         drop(held);
         assert!(staging.remove().unwrap());

@@ -11,13 +11,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::fs::{Mode, mkdirat, openat};
 use sha2::{Digest, Sha256};
 
 use super::dir::{Kind, Slot};
 use super::json_v1::{FileV1, ReportV1};
 use super::staging::Staging;
 use super::{Logs, Report, canonical, html, junit, markdown};
+use crate::artifact::beneath::DIRECTORY;
 
 pub use super::dir::{ClaimError, Owner};
 
@@ -249,8 +250,7 @@ impl OutputsDir {
     pub fn step(&self, directory: &str) -> io::Result<OwnedFd> {
         let name = checked(directory)?;
         mkdirat(self.0.staging_fd(), name, Mode::from_raw_mode(0o755))?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(openat(self.0.staging_fd(), name, flags, Mode::empty())?)
+        Ok(openat(self.0.staging_fd(), name, DIRECTORY, Mode::empty())?)
     }
 
     /// Swaps the directory in, if any step has one in it; otherwise there is no such directory afterwards. Says which.

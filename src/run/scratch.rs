@@ -9,7 +9,10 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, Mode, open};
+
+use crate::artifact::beneath::DIRECTORY;
+use crate::lock::Lock;
 
 /// Why there is no scratch space.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +57,7 @@ impl ScratchError {
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    _lock: File,
+    _lock: Lock<File>,
 }
 
 /// What a sweep found and removed.
@@ -75,11 +78,9 @@ impl Scratch {
         let gate = enter(state, FlockOperation::LockShared)?;
         let id = fresh_id().map_err(|source| ScratchError::Io { path: state.to_owned(), source })?;
         let path = state.join(&id);
-        let make = || -> io::Result<File> {
+        let make = || -> io::Result<Lock<File>> {
             DirBuilder::new().mode(0o700).create(&path)?;
-            let lock = directory(&path)?;
-            flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-            Ok(lock)
+            Ok(Lock::of(directory(&path)?, FlockOperation::NonBlockingLockExclusive)?)
         };
         let lock = make().map_err(|source| ScratchError::Io { path: path.clone(), source })?;
         drop(gate);
@@ -114,10 +115,8 @@ pub fn sweep(state: &Path, release: impl Fn(&Path) -> Vec<String>) -> Result<Swe
     let io_error = |source| ScratchError::Io { path: state.to_owned(), source };
     for entry in std::fs::read_dir(state).map_err(io_error)? {
         let path = entry.map_err(io_error)?.path();
-        let Ok(lock) = directory(&path) else { continue };
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            continue; // a live run
-        }
+        let Ok(run) = directory(&path) else { continue };
+        let Ok(_lock) = Lock::of(run, FlockOperation::NonBlockingLockExclusive) else { continue }; // a live run
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let left = release(&path);
         // The directory is the record of what is left: it goes last.
@@ -143,7 +142,7 @@ pub fn fresh_id() -> io::Result<String> {
 }
 
 /// Makes and checks the state directory, and takes its lock: shared to add a run, exclusive to sweep.
-fn enter(state: &Path, how: FlockOperation) -> Result<File, ScratchError> {
+fn enter(state: &Path, how: FlockOperation) -> Result<Lock<File>, ScratchError> {
     let io_error = |source| ScratchError::Io { path: state.to_owned(), source };
     // The directories above are not its own: in `/var/lib/plimsoll` lies what plain users read as well.
     if let Some(above) = state.parent() {
@@ -159,13 +158,11 @@ fn enter(state: &Path, how: FlockOperation) -> Result<File, ScratchError> {
     if meta.uid() != uid || meta.mode() & 0o022 != 0 {
         return Err(ScratchError::Foreign { path: state.to_owned(), uid });
     }
-    flock(&gate, how).map_err(|e| io_error(e.into()))?;
-    Ok(gate)
+    Lock::of(gate, how).map_err(|e| io_error(e.into()))
 }
 
 fn directory(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(File::from(open(path, flags, Mode::empty())?))
+    Ok(File::from(open(path, DIRECTORY, Mode::empty())?))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags, mkdirat};
 use rustix::io::Errno;
 
 use super::protocol::{self, Tree};
-use crate::artifact::beneath::confined;
+use crate::artifact::beneath::{DIRECTORY, confined};
 use crate::report::json_v1::{ReadError, ReportV1};
 use crate::report::sign::REPORT_DSSE;
 use crate::report::write::{JUNIT_XML, REPORT_HTML, REPORT_JSON, SUMMARY_MD, is_step_directory};
@@ -130,7 +130,6 @@ fn checked(tree: Tree, path: &str) -> Option<Vec<&str>> {
 
 /// A new file beneath a directory, through no link.
 fn create(root: &Path, parts: &[&str]) -> io::Result<File> {
-    let open = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at: OwnedFd = File::open(root)?.into();
     let Some((name, above)) = parts.split_last() else { return Err(io::ErrorKind::InvalidInput.into()) };
     for part in above {
@@ -138,7 +137,7 @@ fn create(root: &Path, parts: &[&str]) -> io::Result<File> {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(e.into()),
         }
-        at = confined(std::os::fd::AsFd::as_fd(&at), *part, open, Mode::empty())?;
+        at = confined(std::os::fd::AsFd::as_fd(&at), *part, DIRECTORY, Mode::empty())?;
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(confined(std::os::fd::AsFd::as_fd(&at), *name, flags, Mode::from_raw_mode(0o644))?.into())

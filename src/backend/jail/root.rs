@@ -20,6 +20,7 @@ use rustix::mount::{
 use rustix::process::{chdir, pivot_root};
 
 use super::{Access, INSIDE_ID, SetupBind};
+use crate::artifact::beneath::DIRECTORY;
 use crate::backend::sys;
 
 /// Where the private root is put together. Without `/proc` the runner could not have started us.
@@ -137,7 +138,6 @@ fn overlay(cloned: &Cloned, target: &str) -> io::Result<()> {
     Ok(mounted?)
 }
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Deeper trees than any unpacker of ours makes.
 const MAX_DEPTH: u32 = 128;
 

@@ -21,6 +21,7 @@ use rustix::fs::{
 use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
 
+use crate::artifact::beneath::DIRECTORY;
 use crate::env::Env;
 
 /// First bytes of an entry; the number is the format's.
@@ -74,8 +75,7 @@ impl Cache {
     /// If it cannot be made, belongs to somebody else, or can be written by others.
     pub fn at(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = open(path, flags, Mode::empty())?;
+        let directory = open(path, DIRECTORY, Mode::empty())?;
         if !ours(&fstat(&directory)?) {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,

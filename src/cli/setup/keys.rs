@@ -46,7 +46,7 @@ pub(super) fn set_up(root: &Root, rotate: bool) -> Result<Keys, Failure> {
     let Some(directory) = root.directory(DIRECTORY)? else {
         return Ok(Keys { private: Change::Made, public: Change::Made, id: None });
     };
-    directory.lock()?;
+    let _lock = directory.lock()?;
     let old = match SigningKey::load(&directory.exact(PRIVATE)) {
         Ok(key) => Some(key),
         Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,

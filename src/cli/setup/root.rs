@@ -5,17 +5,18 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, RawMode, ResolveFlags, fchmod, flock, fstat, fsync, mkdirat, openat,
-    openat2, renameat, unlinkat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, RawMode, ResolveFlags, fchmod, fstat, fsync, mkdirat, openat, openat2,
+    renameat, unlinkat,
 };
 use rustix::io::Errno;
 
 use crate::cli::failure::Failure;
 use crate::exit::Exit;
+use crate::lock::Lock;
 
 /// Largest file that is read back.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -123,9 +124,9 @@ impl Directory {
         .with_help(format!("look at what is in it, then `chown root:root {path} && chmod go-w {path}`")))
     }
 
-    /// Nobody else sets up the same until this is dropped.
-    pub(super) fn lock(&self) -> Result<(), Failure> {
-        flock(&self.fd, FlockOperation::LockExclusive).map_err(|e| failed("lock", &self.path, e.into()))
+    /// Nobody else sets up the same until what it returns is dropped.
+    pub(super) fn lock(&self) -> Result<Lock<BorrowedFd<'_>>, Failure> {
+        Lock::of(self.fd.as_fd(), FlockOperation::LockExclusive).map_err(|e| failed("lock", &self.path, e.into()))
     }
 
     pub(super) fn shown(&self, name: &str) -> PathBuf {

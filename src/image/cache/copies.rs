@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::FlockOperation;
 
 use super::{Cache, CacheError, Entry, Gone, Hold, touch};
+use crate::lock::Lock;
 
 /// The kind of directories that are copies of entries.
 pub(super) const COPY: &str = "copy";
@@ -81,7 +82,7 @@ impl Cache {
         Ok(made)
     }
 
-    fn copied(&self, name: String, lock: File, fresh: bool) -> Entry {
+    fn copied(&self, name: String, lock: Lock<File>, fresh: bool) -> Entry {
         let path = self.path.join(&name);
         let copy = Some(Copied { cache: self.clone(), name, good: AtomicBool::new(false) });
         Entry { path, fresh, hold: Arc::new(Hold { lock: Some(lock), copy }) }
