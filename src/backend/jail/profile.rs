@@ -146,11 +146,13 @@ pub(super) fn confine(profile: Profile) -> io::Result<()> {
     // Read limits, set none.
     rules.insert(libc::SYS_prlimit64, vec![when(2, Op::Eq, 0)?]);
     if profile == Profile::Compute {
-        // Ask for the size of an open file, and copy its descriptor: the memory file with compiled code.
+        // Ask for the size of an open file, and copy its descriptor: the memory file with compiled code. A build with
+        // checks also asks whether a descriptor is open before it closes it.
         let by_descriptor = u64::try_from(libc::AT_EMPTY_PATH).unwrap_or_default();
         rules.insert(libc::SYS_statx, vec![when(2, Op::Eq, by_descriptor)?]);
-        let copy = u64::try_from(libc::F_DUPFD_CLOEXEC).unwrap_or_default();
-        rules.insert(libc::SYS_fcntl, vec![when(1, Op::Eq, copy)?]);
+        let [copy, ask] =
+            [libc::F_DUPFD_CLOEXEC, libc::F_GETFD].map(|command| u64::try_from(command).unwrap_or_default());
+        rules.insert(libc::SYS_fcntl, vec![when(1, Op::Eq, copy)?, when(1, Op::Eq, ask)?]);
     }
     match profile {
         Profile::Compute | Profile::Files => {
