@@ -3,7 +3,7 @@
 //! [`Group`] is made by the runner before the engine starts, and the engine's first process is put into it, so that
 //! nothing of the boundary is ever outside; the engine itself is told to leave cgroups alone (a failed start of it
 //! leaves directories behind). Version 1 and 2 are used as found, per controller. As root a group is made below the
-//! runner's own, or at the top; a plain user needs a delegated subtree. What cannot be had is said in words, per
+//! runner's own, or at the top; a plain user needs a delegated subtree ([`parent`]). What cannot be had is said in words, per
 //! limit, and graded as not enforced.
 //!
 //! A limit counts only when the observed process is in the group and the group's file says the number
@@ -20,6 +20,7 @@ use crate::evidence::proc::ProcDir;
 use crate::evidence::{ControlId, Fact};
 
 mod hierarchy;
+mod parent;
 
 /// Length of a scheduling period, microseconds.
 const PERIOD: u64 = 100_000;
@@ -166,7 +167,7 @@ impl Group {
         controllers: &[Controller],
         root: bool,
     ) -> Result<Vec<(Controller, String)>, String> {
-        let (parent, usable) = parent_v2(hierarchy, controllers, root);
+        let (parent, usable) = parent::find(hierarchy, controllers, root);
         if usable.is_empty() {
             return Err(format!(
                 "no cgroup above {} hands its controllers to this user (start the runner in a delegated group: \
@@ -464,34 +465,6 @@ fn member(membership: &str, version: u8, controller: Controller, name: &str) -> 
         };
         here && path.rsplit('/').next() == Some(name)
     })
-}
-
-/// The group to make ours in, and which of the controllers it hands on. Root starts at the top, where an administrator's
-/// limits on the runner's own session do not reach into the boundary; a plain user takes the nearest that works.
-fn parent_v2(hierarchy: &Hierarchy, controllers: &[Controller], root: bool) -> (PathBuf, Vec<Controller>) {
-    let mut above: Vec<&Path> = hierarchy.own.ancestors().take_while(|p| p.starts_with(&hierarchy.mount)).collect();
-    if root {
-        above.reverse();
-    }
-    let mut best = (hierarchy.own.clone(), Vec::new());
-    for directory in above {
-        if !root && rustix::fs::access(directory.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_err() {
-            continue;
-        }
-        if root {
-            for controller in controllers {
-                // Refused where processes live in the group itself; then it hands on what it did before.
-                let _ = fs::write(directory.join("cgroup.subtree_control"), format!("+{}", controller.name()));
-            }
-        }
-        let handed_on = fs::read_to_string(directory.join("cgroup.subtree_control")).unwrap_or_default();
-        let usable: Vec<Controller> =
-            controllers.iter().copied().filter(|c| handed_on.split_whitespace().any(|n| n == c.name())).collect();
-        if usable.len() > best.1.len() {
-            best = (directory.to_owned(), usable);
-        }
-    }
-    best
 }
 
 #[cfg(test)]
