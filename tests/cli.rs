@@ -87,7 +87,15 @@ fn a_reader_that_goes_away_is_no_fault() {
 #[test]
 fn data_that_cannot_be_written_is_a_fault() {
     let binary = common::binary().display();
-    for command in ["schema step", "completions bash", "doctor --backend wasm --json", "image list"] {
+    for command in [
+        "schema step",
+        "completions bash",
+        "doctor --backend wasm --json",
+        "image list",
+        "--help",
+        "run --help",
+        "--version",
+    ] {
         let ran = common::program("bash").args(["-c", &format!("{binary} {command} > /dev/full")]).run();
         ran.exits(1).says("failed to write to standard output").says("help: ");
     }

@@ -3,7 +3,7 @@
 //! [`main`] is the program. Commands give an [`Exit`] or a [`Failure`]; only [`failure`] prints errors.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write as _};
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -170,16 +170,19 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Completions(args) => completions::completions(args),
     };
     let done = done.and_then(|exit| match output::lost() {
-        Some(error) if exit == Exit::Passed => {
-            Err(Failure::new(Exit::Internal, format!("failed to write to standard output: {error}"))
-                .with_help("look at where it goes: its disk may be full"))
-        }
+        Some(error) if exit == Exit::Passed => Err(unwritten(&error)),
         _ => Ok(exit),
     });
     done.unwrap_or_else(|failure| {
         failure.print(&env);
         failure.exit
     })
+}
+
+/// What was to be on standard output is not there.
+fn unwritten(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Exit::Internal, format!("failed to write to standard output: {error}"))
+        .with_help("look at where it goes: its disk may be full")
 }
 
 /// Who reads the diagnostic messages.
@@ -204,9 +207,18 @@ pub fn command() -> clap::Command {
 
 /// Help and the version go to standard output; anything else is a usage error.
 fn not_understood(env: &Env, error: &clap::Error, arguments: &[OsString]) -> Exit {
+    if !error.use_stderr() {
+        return match error.print().and_then(|()| io::stdout().flush()) {
+            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+                unwritten(&e).print(env);
+                Exit::Internal
+            }
+            // A reader that went away is no fault.
+            _ => Exit::Passed,
+        };
+    }
     let target = output::log_target(env);
-    if !error.use_stderr() || target == LogTarget::Plain {
-        // A reader that went away is no fault.
+    if target == LogTarget::Plain {
         let _ = error.print();
     } else {
         // The message repeats arguments, and a forge obeys lines of its log.
@@ -219,9 +231,6 @@ fn not_understood(env: &Env, error: &clap::Error, arguments: &[OsString]) -> Exi
             let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
             log.line(&failure::annotation(first, None, None, None));
         }
-    }
-    if !error.use_stderr() {
-        return Exit::Passed;
     }
     if arguments.iter().any(|a| a == "--github-output") {
         // The flags that name the directories were not understood either.
