@@ -36,10 +36,7 @@ fn failure(error: &ServeError) -> Failure {
     let failure = Failure::from_error(Exit::Internal, error);
     match error {
         ServeError::Listen(_) => failure.with_help("`--socket PATH` chooses another place; the default needs root"),
-        ServeError::State(error) => match error.help() {
-            Some(help) => failure.with_help(help),
-            None => failure,
-        },
+        ServeError::State(error) => failure.with_help(error.help()),
         ServeError::Io(_) => failure,
     }
 }

@@ -10,8 +10,9 @@ use crate::exit::Exit;
 use crate::gate::Dispatched;
 use crate::report::{Ci, PolicyRecord, RefusalRecord, Report, StepReport, Verdict};
 use crate::run::{self, RunError};
-use crate::service::client::{self, Answer, SendError, Unwelcome};
+use crate::service::client::{self, Answer, Unwelcome};
 use crate::service::link::Link;
+use crate::service::parcel::SendError;
 use crate::service::protocol::Declined;
 use crate::service::{self};
 use crate::spec::Step;
@@ -207,6 +208,7 @@ const fn unsent_exit(error: &SendError) -> Exit {
     match error {
         SendError::Missing { exit, .. } => *exit,
         SendError::TooMuch => Exit::Usage,
+        SendError::Temporary { .. } => Exit::Internal,
         SendError::Unreadable { .. }
         | SendError::MadeUp { .. }
         | SendError::Kind { .. }
@@ -229,6 +231,7 @@ fn unsent(error: &SendError) -> RefusalRecord {
         SendError::MadeUp { .. } => ("made-up", "name a file of the checkout"),
         SendError::Kind { .. } => ("kind", "name a file or a directory"),
         SendError::Directory { .. } => ("unreadable", "leave it out of the directory, or name another one"),
+        SendError::Temporary { .. } => ("temporary", "make room there, or set TMPDIR to another directory"),
         SendError::TooMuch => ("too-much", "run fewer steps at once (`--step`, `--shard`)"),
     };
     RefusalRecord {

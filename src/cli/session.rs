@@ -384,11 +384,7 @@ fn claim(error: ClaimError) -> Failure {
         ClaimError::Io { .. } => Exit::Internal,
         ClaimError::Unusable(_) | ClaimError::Refused { .. } | ClaimError::Busy { .. } => Exit::Usage,
     };
-    let failure = Failure::from_error(exit, &error);
-    match error.help() {
-        Some(help) => failure.with_help(help),
-        None => failure,
-    }
+    Failure::from_error(exit, &error).with_help(error.help())
 }
 
 fn ci(context: &forge::Context) -> Ci {

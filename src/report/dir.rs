@@ -106,10 +106,13 @@ pub enum ClaimError {
 impl ClaimError {
     /// What the user can do about it.
     #[must_use]
-    pub fn help(&self) -> Option<&str> {
+    pub fn help(&self) -> &str {
         match self {
-            Self::Refused { help, .. } | Self::Busy { help, .. } => Some(help),
-            Self::Unusable(_) | Self::Io { .. } => None,
+            Self::Refused { help, .. } | Self::Busy { help, .. } => help,
+            Self::Unusable(_) => "name a directory of its own, as in `--report-dir plimsoll-report`",
+            Self::Io { .. } => {
+                "it has to be where this user can write, with room: --report-dir and --outputs-dir name other places"
+            }
         }
     }
 }

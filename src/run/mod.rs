@@ -34,7 +34,7 @@ mod record;
 pub mod request;
 pub mod scratch;
 mod step;
-mod task;
+pub mod task;
 pub mod unpacker;
 
 /// File of a run's directory that names what the run builds elsewhere.
@@ -375,7 +375,7 @@ impl RunError {
     #[must_use]
     pub fn help(&self) -> Option<String> {
         match self {
-            Self::Scratch(error) => error.help(),
+            Self::Scratch(error) => Some(error.help()),
             Self::Randomness(_) | Self::Record(_) | Self::Executable(_) => None,
         }
     }

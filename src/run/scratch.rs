@@ -39,16 +39,19 @@ pub enum ScratchError {
 impl ScratchError {
     /// What the user can do about it.
     #[must_use]
-    pub fn help(&self) -> Option<String> {
+    pub fn help(&self) -> String {
         match self {
             Self::Foreign { path, uid: 0 } => {
-                Some(format!("as root: `chown root:root {0} && chmod go-w {0}`, or remove it", path.display()))
+                format!("as root: `chown root:root {0} && chmod go-w {0}`, or remove it", path.display())
             }
-            Self::Foreign { path, .. } => Some(format!(
+            Self::Foreign { path, .. } => format!(
                 "have whoever owns {0} (`ls -ld {0}`) or root remove it; or set TMPDIR to a directory of your own",
                 path.display()
-            )),
-            Self::Io { .. } => None,
+            ),
+            Self::Io { path, .. } if path.starts_with("/var/lib") => {
+                format!("see to it that {} can be written and has room (`df -hi /var/lib`)", path.display())
+            }
+            Self::Io { .. } => "set TMPDIR to a directory that this user can write, with room".to_owned(),
         }
     }
 }
@@ -224,7 +227,7 @@ mod tests {
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let error = Scratch::create(dir.path()).unwrap_err();
         assert!(matches!(error, ScratchError::Foreign { .. }));
-        assert!(error.help().is_some_and(|help| help.contains(&dir.path().display().to_string())));
+        assert!(error.help().contains(&dir.path().display().to_string()));
         assert!(sweep(dir.path(), |_| vec![]).is_err());
     }
 

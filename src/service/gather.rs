@@ -13,7 +13,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::client::{Ask, SendError};
+use super::client::Ask;
+use super::parcel::SendError;
 use crate::exit::Exit;
 use crate::image::Cache;
 use crate::image::cache::Entry;
@@ -50,7 +51,7 @@ impl Gathered {
     /// Fetches all that the steps name, each thing once. Dropping the future ends it.
     ///
     /// # Errors
-    /// [`SendError::Missing`] for what can't be had, [`SendError::Unreadable`] for a directory that can't be made.
+    /// [`SendError::Missing`] for what can't be had, [`SendError::Temporary`] for a directory that can't be made.
     pub async fn of(ask: &Ask, events: &UnboundedSender<Event>) -> Result<Self, SendError> {
         let mut gathered = Self::default();
         for step in &ask.steps {
@@ -136,7 +137,7 @@ impl Gathered {
 
     /// A fresh directory of the caller's alone.
     fn place(&mut self, temp: &Path) -> Result<PathBuf, SendError> {
-        let unusable = |source| SendError::Unreadable { path: temp.to_owned(), source };
+        let unusable = |source| SendError::Temporary { dir: temp.to_owned(), source };
         let whole = match &mut self.directory {
             Some(directory) => directory,
             none => none.insert(tempfile::Builder::new().prefix("plimsoll-").tempdir_in(temp).map_err(unusable)?),

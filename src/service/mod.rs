@@ -24,6 +24,7 @@ mod journal;
 pub mod link;
 pub mod listen;
 pub mod pack;
+pub mod parcel;
 pub mod peer;
 pub mod protocol;
 mod receipt;

@@ -5,9 +5,10 @@
 //! not even leave the job. The same directory gives the same bytes: names in order, no times, no owners.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -19,6 +20,8 @@ use crate::artifact::{FileId, Purpose};
 const BLOCK: usize = 512;
 /// Deepest nesting; the receiver allows no more.
 const MAX_DEPTH: usize = 64;
+/// Bytes read at a time.
+const CHUNK: usize = 256 * 1024;
 
 /// Why a directory can't be sent.
 #[derive(Debug, thiserror::Error)]
@@ -32,30 +35,30 @@ pub enum PackError {
         why: String,
     },
     /// The file that it goes into.
-    #[error("failed to make a temporary file in {dir}")]
-    Temporary {
-        /// Where.
-        dir: String,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// Writing it.
-    #[error("failed to write the temporary file")]
-    Write(#[source] io::Error),
+    #[error("failed to write the copy of it")]
+    Write(#[from] io::Error),
+    /// Nobody wants it any more.
+    #[error("was stopped")]
+    Stopped,
 }
 
-/// Packs the directory into a file that has no name, in `temp`.
+/// Packs the directory into a file that has no name, in `temp`; ends early when `stop` is set.
 ///
 /// # Errors
 /// As [`PackError`] says.
-pub fn pack(directory: BorrowedFd<'_>, purpose: Purpose, exclude: &[FileId], temp: &Path) -> Result<File, PackError> {
-    let file = unnamed(temp).map_err(|source| PackError::Temporary { dir: temp.display().to_string(), source })?;
-    let mut packer = Packer { tar: BufWriter::with_capacity(1 << 20, &file), purpose, exclude };
+pub fn pack(
+    directory: BorrowedFd<'_>,
+    purpose: Purpose,
+    exclude: &[FileId],
+    temp: &Path,
+    stop: &AtomicBool,
+) -> Result<File, PackError> {
+    let file = unnamed(temp)?;
+    let mut packer = Packer { tar: BufWriter::with_capacity(1 << 20, &file), purpose, exclude, stop };
     let root = open(directory, b".", OFlags::DIRECTORY).map_err(|e| member(b".", e.to_string()))?;
     packer.directory(&root, &mut Vec::new(), 0)?;
-    packer.tar.write_all(&[0; 2 * BLOCK]).map_err(PackError::Write)?;
-    packer.tar.flush().map_err(PackError::Write)?;
+    packer.tar.write_all(&[0; 2 * BLOCK])?;
+    packer.tar.flush()?;
     drop(packer);
     Ok(file)
 }
@@ -77,6 +80,7 @@ struct Packer<'a, W> {
     tar: W,
     purpose: Purpose,
     exclude: &'a [FileId],
+    stop: &'a AtomicBool,
 }
 
 fn member(path: &[u8], why: impl Into<String>) -> PackError {
@@ -90,6 +94,10 @@ fn open(at: BorrowedFd<'_>, name: &[u8], flags: OFlags) -> rustix::io::Result<Ow
 }
 
 impl<W: Write> Packer<'_, W> {
+    fn go_on(&self) -> Result<(), PackError> {
+        if self.stop.load(Ordering::Relaxed) { Err(PackError::Stopped) } else { Ok(()) }
+    }
+
     fn directory(&mut self, fd: &OwnedFd, path: &mut Vec<u8>, depth: usize) -> Result<(), PackError> {
         if depth > MAX_DEPTH {
             return Err(member(path, format!("is more than {MAX_DEPTH} directories deep")));
@@ -117,6 +125,7 @@ impl<W: Write> Packer<'_, W> {
     }
 
     fn entry(&mut self, at: BorrowedFd<'_>, name: &[u8], path: &mut Vec<u8>, depth: usize) -> Result<(), PackError> {
+        self.go_on()?;
         let artifact = self.purpose == Purpose::Artifact;
         if artifact && name.eq_ignore_ascii_case(b".git") {
             return Ok(());
@@ -130,13 +139,13 @@ impl<W: Write> Packer<'_, W> {
             FileType::Directory => {
                 let fd = open(at, name, OFlags::DIRECTORY).map_err(|e| failed(path, e))?;
                 path.push(b'/');
-                self.header(path, b'5', 0o755, 0, b"").map_err(PackError::Write)?;
+                self.header(path, b'5', 0o755, 0, b"")?;
                 path.pop();
                 self.directory(&fd, path, depth + 1)
             }
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(at, name, Vec::new()).map_err(|e| failed(path, e))?;
-                self.header(path, b'2', 0o777, 0, target.to_bytes()).map_err(PackError::Write)
+                Ok(self.header(path, b'2', 0o777, 0, target.to_bytes())?)
             }
             FileType::RegularFile => {
                 let fd = open(at, name, OFlags::empty()).map_err(|e| failed(path, e))?;
@@ -155,13 +164,19 @@ impl<W: Write> Packer<'_, W> {
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let mode = if stat.st_mode & 0o111 == 0 { 0o644 } else { 0o755 };
-        self.header(path, b'0', mode, size, b"").map_err(PackError::Write)?;
-        let mut input = io::Read::take(File::from(fd), size);
-        let copied = io::copy(&mut input, &mut self.tar).map_err(PackError::Write)?;
-        if copied != size {
-            return Err(member(path, "became shorter while it was copied"));
+        self.header(path, b'0', mode, size, b"")?;
+        let mut input = File::from(fd).take(size);
+        let mut chunk = vec![0; CHUNK];
+        while input.limit() > 0 {
+            self.go_on()?;
+            match input.read(&mut chunk) {
+                Ok(0) => return Err(member(path, "became shorter while it was copied")),
+                Ok(length) => self.tar.write_all(&chunk[..length])?,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(member(path, format!("can't be read: {e}"))),
+            }
         }
-        self.pad(size).map_err(PackError::Write)
+        Ok(self.pad(size)?)
     }
 
     /// A ustar header (POSIX.1-2008, pax), with a pax header before it for what does not fit.
@@ -225,14 +240,15 @@ fn block(path: &[u8], kind: u8, mode: u32, size: u64, target: &[u8]) -> [u8; BLO
 mod tests {
     use std::collections::BTreeMap;
     use std::fs;
-    use std::io::{Read, Seek};
+    use std::io::Seek;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
     fn packed(dir: &Path, exclude: &[FileId]) -> Result<Vec<u8>, PackError> {
         let temp = tempfile::tempdir().unwrap();
-        let mut file = pack(File::open(dir).unwrap().as_fd(), Purpose::Artifact, exclude, temp.path())?;
+        let go_on = AtomicBool::new(false);
+        let mut file = pack(File::open(dir).unwrap().as_fd(), Purpose::Artifact, exclude, temp.path(), &go_on)?;
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0, "the file has no name");
         let mut bytes = Vec::new();
         file.rewind().unwrap();
@@ -276,6 +292,18 @@ mod tests {
         };
         assert_eq!(trimmed(found), trimmed(expected));
         assert_eq!(bytes, packed(dir.path(), &exclude).unwrap(), "the same bytes again");
+    }
+
+    #[test]
+    fn it_ends_early_and_tells_a_full_disk_from_a_bad_file() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "x").unwrap();
+        let open = File::open(dir.path()).unwrap();
+        let pack = |temp: &str, stop| {
+            pack(open.as_fd(), Purpose::Artifact, &[], Path::new(temp), &AtomicBool::new(stop)).unwrap_err()
+        };
+        assert!(matches!(pack("/tmp", true), PackError::Stopped));
+        assert!(matches!(pack("/nowhere", false), PackError::Write(_)));
     }
 
     #[test]

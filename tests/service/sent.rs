@@ -77,6 +77,21 @@ fn a_mount_that_the_caller_can_not_read_is_not_sent() {
 }
 
 #[test]
+fn a_full_temporary_directory_is_no_fault_of_the_artifact() {
+    if !two_users() {
+        return;
+    }
+    let (service, place) = (Service::start(), Place::new());
+    place.write("src/x", "x");
+    // A directory goes as a copy.
+    let ran = place.run(&service, &["--artifact", "src", "--run", "x"]).env("TMPDIR", "/proc").run().exits(1);
+    assert!(ran.stdout.contains("failed to write in the temporary directory /proc"), "{}", ran.all());
+    assert!(ran.stdout.contains("set TMPDIR"), "{}", ran.all());
+    let step = &place.report()["steps"][0];
+    assert_eq!([&step["refusal"]["reason"], &step["dispatched"]], ["temporary", "no"]);
+}
+
+#[test]
 fn a_step_file_gets_nothing_of_the_jobs_environment_by_way_of_procfs() {
     if !two_users() {
         return;
