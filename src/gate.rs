@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::backend::channel::{Cancel, CancelSignal, Ended, cancelled};
 use crate::backend::{Answer, Backend, EngineRecord, Output, Phase, Plan, PrepareError, Sandbox, Standby, Usage};
 use crate::evidence::{ControlId, Fact, Judgement, Observation, Refusal, Tier, judge};
+use crate::time::millis;
 
 /// How long an agent may take to answer the challenge once its boundary is up.
 const CHALLENGE_PATIENCE: Duration = Duration::from_secs(10);
@@ -281,7 +282,7 @@ fn guest_observation(backend: Backend, answer: &Answer) -> Option<Observation> {
 
 /// What the runner itself enforces, for every backend alike: the deadline and the output cap.
 fn host_observations(plan: &Plan) -> Vec<Observation> {
-    let deadline = u64::try_from(plan.bounds.deadline.as_millis()).unwrap_or(u64::MAX);
+    let deadline = millis(plan.bounds.deadline);
     let limit = |control, value, place: &str| {
         Observation::host(Fact::Limit { control, wanted: value, read: Some(value), place: place.to_owned() })
     };

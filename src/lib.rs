@@ -20,7 +20,7 @@
 //! * [`setup`]: engines brought to this host. Executes nothing of them.
 //! * [`cli`]: the command line; wiring only.
 //!
-//! [`text`], [`env`], [`exit`] and [`lock`] serve all of them.
+//! [`text`], [`time`], [`env`], [`exit`] and [`lock`] serve all of them.
 
 pub mod evidence;
 pub mod forge;
@@ -47,6 +47,7 @@ pub mod env;
 pub mod exit;
 pub mod lock;
 pub mod text;
+pub mod time;
 
 /// What a copy of the runner does that was started under an internal word; `None` for the program that people start. To
 /// be called first thing in `main`, while there is one thread and nothing is set up.

@@ -11,7 +11,7 @@ const ORDER: [&str; 13] = [
     "service", "cli",
 ];
 /// Modules that all may use, and that use only each other.
-const COMMON: [&str; 4] = ["text", "env", "exit", "lock"];
+const COMMON: [&str; 5] = ["text", "time", "env", "exit", "lock"];
 
 struct Source {
     /// Path below `src`.

@@ -13,6 +13,7 @@ use crate::backend::Bounds;
 use crate::backend::wasm::ModuleFile;
 use crate::image::rootfs::GUEST_USER;
 use crate::spec::{Command, FilesystemGrant, Step, WasmProgram};
+use crate::time::millis;
 
 /// Largest module, bytes. CPython for WASI is 26 MB.
 const MAX_MODULE: u64 = 256 << 20;
@@ -149,7 +150,7 @@ pub fn dispatch(
             pids: u64::from(step.limits.pids),
             memory_bytes: step.limits.memory,
             disk_bytes: step.limits.disk,
-            deadline_ms: u64::try_from(step.limits.timeout.as_millis()).unwrap_or(u64::MAX),
+            deadline_ms: millis(step.limits.timeout),
         },
         clock_ns: SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -13,6 +13,7 @@ use crate::exit::Exit;
 use crate::gate::{Dispatched, End, Passage};
 use crate::report::{RefusalRecord, ResultRecord, StepReport, Verdict, controls};
 use crate::spec::{Backend, Limit, Step};
+use crate::time::millis;
 
 /// A step's report before anything happened: what the step asked for.
 #[must_use]
@@ -64,9 +65,8 @@ pub fn passage(report: &mut StepReport, step: &Step, passage: Passage, written: 
         report.tier = Some(whole.tier);
         report.controls = controls(&whole.grades, &required(step), &passage.observations);
     }
-    let ms = |d: std::time::Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-    report.resources.prepare_ms += ms(passage.times.prepare);
-    report.resources.run_ms = ms(passage.times.run);
+    report.resources.prepare_ms += millis(passage.times.prepare);
+    report.resources.run_ms = millis(passage.times.run);
     report.resources.boundary_memory_bytes = passage.usage.boundary_memory_bytes;
     let guest = match &passage.end {
         End::Result(result) => Some(result),

@@ -33,6 +33,7 @@ use crate::gate::{Dispatched, End, Passage, Request, pass};
 use crate::report::guest_junit;
 use crate::report::{ArtifactRecord, RefusalRecord, StepReport};
 use crate::spec::{ArtifactSource, BackendChoice, ImageSource, Sha256Digest, Step};
+use crate::time::millis;
 
 /// How long bringing in an artifact may take.
 const ARTIFACT_DEADLINE: Duration = Duration::from_secs(600);
@@ -49,7 +50,7 @@ pub async fn run(context: &Context, step: &Step, mut cancel: Cancel) -> StepRepo
     }
     let attempt = Attempt { context, step, report: &mut report };
     attempt.go(&mut cancel).await;
-    let total = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let total = millis(began.elapsed());
     report.resources.total_ms = total;
     report
 }
@@ -285,7 +286,7 @@ impl Attempt<'_> {
             }
         };
         self.progress(format!("preparing {backend}"));
-        self.report.resources.prepare_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.report.resources.prepare_ms = millis(began.elapsed());
         let request = Request {
             backend,
             plan: &plan,

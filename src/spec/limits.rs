@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::units::{self, BadAmount, GIB, MIB, TIB};
 use crate::evidence::ControlId;
+use crate::time::millis;
 
 /// A kind of limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,7 +116,7 @@ impl Limit {
     /// As [`Limit::parse`].
     pub fn timeout(text: &str) -> Result<u64, BadAmount> {
         let duration = units::parse_duration(text)?;
-        Limit::Timeout.within_bounds(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+        Limit::Timeout.within_bounds(millis(duration))
     }
 
     fn within_bounds(self, amount: u64) -> Result<u64, BadAmount> {
@@ -181,7 +182,7 @@ impl Limits {
             Limit::Disk => self.disk,
             Limit::Pids => u64::from(self.pids),
             Limit::Output => self.output,
-            Limit::Timeout => u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+            Limit::Timeout => millis(self.timeout),
         }
     }
 

@@ -34,6 +34,7 @@ use super::traces::{BASE, Mark};
 use super::{Backend, BinaryRecord, EngineRecord, MachineParts, Output, Phase, Plan, PrepareError, Usage, fix, sys};
 use crate::evidence::fact::EngineKind;
 use crate::evidence::{Admission, ControlId, Fact, Observation};
+use crate::time::millis;
 
 use self::boot::{Trouble, raise_machine};
 use self::config::{LEAST_MEMORY, MIB, Machine, drive_name};
@@ -246,11 +247,7 @@ impl Firecracker {
     #[must_use]
     pub fn usage(&mut self) -> Usage {
         Usage {
-            cpu_ms: self
-                .group
-                .cpu_time()
-                .map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX))
-                .or(Some(self.family.used(self.pid).cpu_ms).filter(|&ms| ms > 0)),
+            cpu_ms: self.group.cpu_time().map(millis).or(Some(self.family.used(self.pid).cpu_ms).filter(|&ms| ms > 0)),
             peak_memory_bytes: self.group.peak_memory().or(self.peak_memory),
             boundary_memory_bytes: self.own_memory,
         }
@@ -377,7 +374,7 @@ fn request(
             files,
             cgroup: group.v2_path().map(|path| (2, path)).or(Some((1, String::new()))),
         }),
-        patience_ms: u64::try_from(START_PATIENCE.as_millis()).unwrap_or(u64::MAX),
+        patience_ms: millis(START_PATIENCE),
     })
 }
 

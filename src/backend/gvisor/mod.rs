@@ -39,6 +39,7 @@ use crate::evidence::fact::EngineKind;
 use crate::evidence::proc::ProcDir;
 use crate::evidence::{Admission, ControlId, Fact, Observation};
 use crate::image::Rootfs;
+use crate::time::millis;
 
 use self::attempt::Attempt;
 use self::observe::{First, Known};
@@ -126,7 +127,7 @@ impl Gvisor {
                     flags: attempt.flags(),
                     id: plan.id.clone(),
                 }),
-                patience_ms: u64::try_from(PATIENCE.as_millis()).unwrap_or(u64::MAX),
+                patience_ms: millis(PATIENCE),
             };
             let (channel, input, output) = Channel::pipes().map_err(PrepareError::io("make the channel"))?;
             // Nobody opens the channel again by a name in procfs, the pipes' owner included.
@@ -274,11 +275,7 @@ impl Gvisor {
     pub fn usage(&mut self) -> Usage {
         let some = |n: u64| Some(n).filter(|&n| n > 0);
         Usage {
-            cpu_ms: self
-                .group
-                .cpu_time()
-                .map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX))
-                .or(some(self.used.cpu_ms)),
+            cpu_ms: self.group.cpu_time().map(millis).or(some(self.used.cpu_ms)),
             peak_memory_bytes: self.group.peak_memory().or(some(self.used.peak_memory_bytes)),
             boundary_memory_bytes: self.idle_memory,
         }

@@ -45,6 +45,7 @@ pub mod teardown;
 use super::sys::{self, Forked};
 use super::{firecracker, gvisor};
 use crate::evidence::proc::all_pids;
+use crate::time::millis;
 
 /// The internal word that makes a copy of the runner a launcher.
 pub const ENTRY: &str = "__launcher";
@@ -436,7 +437,7 @@ fn engine_end(exit: sys::Exit) -> EngineEnd {
     EngineEnd {
         code: exit.status.code(),
         signal: exit.status.signal(),
-        cpu_ms: u64::try_from(exit.cpu.as_millis()).unwrap_or(u64::MAX),
+        cpu_ms: millis(exit.cpu),
         peak_memory_bytes: exit.peak_memory_bytes,
     }
 }

@@ -26,6 +26,7 @@ use super::{Backend, BinaryRecord, EngineRecord, Output, Phase, Plan, PrepareErr
 use crate::env::Env;
 use crate::evidence::observe::{Boundary, Expectation, Snapshot, holders};
 use crate::evidence::{Admission, ControlId, Fact, Observation};
+use crate::time::millis;
 
 use cache::{Cache, Entry, Key};
 use code::Handover;
@@ -298,7 +299,7 @@ impl Wasm {
         if self.usage.cpu_ms.is_none()
             && let Ok(Some(exit)) = self.child.try_wait()
         {
-            self.usage.cpu_ms = Some(u64::try_from(exit.cpu.as_millis()).unwrap_or(u64::MAX));
+            self.usage.cpu_ms = Some(millis(exit.cpu));
             self.usage.peak_memory_bytes = Some(exit.peak_memory_bytes);
         }
         self.usage
