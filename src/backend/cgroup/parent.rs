@@ -3,7 +3,10 @@
 //! A group hands controllers on only while no process is in it itself ("no internal processes"), and systemd starts a unit's
 //! processes in the very group that it delegates and hands on nothing itself (systemd's `CGROUP_DELEGATION`). So in a group
 //! that was delegated to this user the runner does what a delegate is to do: it moves what is in there, its own unit, to a leaf
-//! below, and hands the controllers on. Nothing outside of that group is moved. Source: the kernel's `admin-guide/cgroup-v2`.
+//! below, and hands the controllers on. Nothing outside of that group is moved.
+//!
+//! Two of the controllers, `cpu` and `pids`, a group with processes in it does hand on, and becomes the root of threaded groups
+//! by that: no process can be put into a group below. So nothing is written there. Source: the kernel's `admin-guide/cgroup-v2`.
 
 use std::fs;
 use std::io;
@@ -33,8 +36,7 @@ pub(super) fn find(hierarchy: &Hierarchy, controllers: &[Controller], root: bool
         if !root && !writable(directory) {
             continue;
         }
-        hand_on(directory, controllers);
-        let usable = named(&directory.join("cgroup.subtree_control"), controllers);
+        let usable = hand_on(directory, controllers);
         if usable.len() > best.1.len() {
             best = (directory.to_owned(), usable);
         }
@@ -43,7 +45,7 @@ pub(super) fn find(hierarchy: &Hierarchy, controllers: &[Controller], root: bool
     let offered = named(&own.join("cgroup.controllers"), controllers);
     if !root && offered.len() > best.1.len() && delegated(own) {
         match make_way(own, controllers) {
-            Ok(()) => return (own.clone(), named(&own.join("cgroup.subtree_control"), controllers)),
+            Ok(usable) => return (own.clone(), usable),
             Err(error) => tracing::debug!("{} hands on no controller: {error}", own.display()),
         }
     }
@@ -61,17 +63,27 @@ fn delegated(directory: &Path) -> bool {
     ours(directory) && writable(directory) && ours(&directory.join("cgroup.subtree_control"))
 }
 
-/// Hands on what is not yet. Refused where processes live in the group itself; then it hands on what it did before.
-fn hand_on(directory: &Path, controllers: &[Controller]) {
+/// Hands on what is not yet, unless processes live in the group itself; says what it hands on to groups for processes.
+fn hand_on(directory: &Path, controllers: &[Controller]) -> Vec<Controller> {
     let control = directory.join("cgroup.subtree_control");
-    let already = named(&control, controllers);
-    for controller in controllers.iter().filter(|c| !already.contains(c)) {
-        let _ = fs::write(&control, format!("+{}", controller.name()));
+    // The hierarchy's root has no type, and may have processes.
+    let kind = fs::read_to_string(directory.join("cgroup.type")).ok();
+    let occupied = || fs::read_to_string(directory.join("cgroup.procs")).is_ok_and(|inside| !inside.is_empty());
+    match kind.as_deref().map(str::trim) {
+        Some("domain") if occupied() => {}
+        None | Some("domain") => {
+            let already = named(&control, controllers);
+            for controller in controllers.iter().filter(|c| !already.contains(c)) {
+                let _ = fs::write(&control, format!("+{}", controller.name()));
+            }
+        }
+        Some(_) => return Vec::new(),
     }
+    named(&control, controllers)
 }
 
-/// Moves what is in the group itself to a leaf below, and hands its controllers on.
-fn make_way(own: &Path, controllers: &[Controller]) -> io::Result<()> {
+/// Moves what is in the group itself to a leaf below, and hands its controllers on; says which.
+fn make_way(own: &Path, controllers: &[Controller]) -> io::Result<Vec<Controller>> {
     let leaf = own.join(LEAF);
     match fs::create_dir(&leaf) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -87,8 +99,7 @@ fn make_way(own: &Path, controllers: &[Controller]) -> io::Result<()> {
             let _ = fs::write(leaf.join("cgroup.procs"), pid);
         }
     }
-    hand_on(own, controllers);
-    Ok(())
+    Ok(hand_on(own, controllers))
 }
 
 /// Those of the controllers that a file names.
@@ -111,6 +122,9 @@ mod tests {
             fs::create_dir_all(&at).unwrap();
             fs::write(at.join("cgroup.subtree_control"), handed_on).unwrap();
             fs::write(at.join("cgroup.procs"), "").unwrap();
+            if !path.is_empty() {
+                fs::write(at.join("cgroup.type"), "domain\n").unwrap();
+            }
         }
         let own = dir.path().join(groups.last().unwrap().0);
         fs::write(own.join("cgroup.controllers"), offered).unwrap();
@@ -123,10 +137,21 @@ mod tests {
     fn in_a_delegated_group_the_way_is_made_free() {
         let (_dir, hierarchy) = tree(&[("", ""), ("unit", "")], "cpu memory pids", "17\n");
         let own = hierarchy.own.clone();
-        // Files hand nothing on; what would have made it so was written.
         assert_eq!(find(&hierarchy, &ALL, false), (own.clone(), vec![]));
         assert_eq!(fs::read_to_string(own.join(LEAF).join("cgroup.procs")).unwrap(), "17");
-        assert_eq!(fs::read_to_string(own.join("cgroup.subtree_control")).unwrap(), "+pids");
+        // A file is not emptied by that, and where processes are nothing may be handed on.
+        assert_eq!(fs::read_to_string(own.join("cgroup.subtree_control")).unwrap(), "");
+    }
+
+    #[test]
+    fn only_what_has_no_processes_hands_controllers_on() {
+        let (_dir, hierarchy) = tree(&[("", ""), ("unit", "")], "cpu memory pids", "");
+        hand_on(&hierarchy.own, &ALL);
+        // Files keep the last of what was written.
+        assert_eq!(fs::read_to_string(hierarchy.own.join("cgroup.subtree_control")).unwrap(), "+pids");
+        let (_dir, hierarchy) = tree(&[("", ""), ("unit", "cpu pids")], "cpu memory pids", "");
+        fs::write(hierarchy.own.join("cgroup.type"), "domain threaded\n").unwrap();
+        assert_eq!(hand_on(&hierarchy.own, &ALL), []);
     }
 
     #[test]

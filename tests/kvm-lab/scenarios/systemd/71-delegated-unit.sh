@@ -39,8 +39,8 @@ job() {
   printf '%s\n' "$2" > "$work/ci/new" && mv "$work/ci/new" "$work/ci/job.sh"
   await 120 test -s "$work/ci/code"
   cp "$work/ci/log" "$out/$1.log"
-  [ "$(cat "$work/ci/code")" = "${3:-0}" ] || fail "$1: exit code $(cat "$work/ci/code"): $(tail -n 3 "$work/ci/log")"
   if [ -e "$work/ci/$1" ]; then cp -r "$work/ci/$1" "$out/$1"; fi
+  [ "$(cat "$work/ci/code")" = "${3:-0}" ] || fail "$1: exit code $(cat "$work/ci/code"): $(tail -n 3 "$work/ci/log")"
 }
 limited() {
   job "$1" "mkdir -p empty; plimsoll run --backend gvisor --artifact empty --memory 300MiB --pids 50 --cpus 1 \
