@@ -26,6 +26,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use crate::artifact::Digest;
 use crate::artifact::beneath::{self, DIRECTORY};
 use crate::env::{Env, Var};
 use crate::lock::Lock;
@@ -41,6 +42,9 @@ const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 const LOCK: &str = ".lock";
 /// Suffix of an entry that is being made. There is one name for each entry, since its maker holds the lock.
 const UNFINISHED: &str = ".new";
+
+/// Name of the file in an entry that is a digest.
+const DIGEST: &str = "sha256";
 
 /// Where caches of this user are: root's in `/var/cache`, unless `XDG_CACHE_HOME` says otherwise; none without a home.
 #[must_use]
@@ -204,6 +208,32 @@ impl Cache {
         Ok(Self::used(path, lock, fresh))
     }
 
+    /// The cache of this user, where there is one.
+    #[must_use]
+    pub fn kept(env: &Env) -> Option<Self> {
+        let cache = Self::at(&base(env)?.join("image")).ok()?;
+        cache.try_locks().is_ok().then_some(cache)
+    }
+
+    /// The digest of a file, lowercase hex, as `hash` finds it. It is kept under what the file system says of the file, the
+    /// time of its last change among it, so that nothing is read at most starts: whoever can turn that back owns the host.
+    ///
+    /// # Errors
+    /// If `hash` fails, or as for [`Cache::entry`].
+    pub fn digest<E: From<CacheError>>(
+        &self,
+        meta: &fs::Metadata,
+        hash: impl FnOnce() -> Result<String, E>,
+    ) -> Result<String, E> {
+        let changed = (meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
+        let said = format!("{:?}", (meta.dev(), meta.ino(), meta.len(), changed));
+        let entry = self.entry("file", &Digest::of(said.as_bytes()).to_string(), |directory| -> Result<(), E> {
+            Ok(fs::write(directory.join(DIGEST), hash()?).map_err(CacheError::io("write", directory))?)
+        })?;
+        let path = entry.path().join(DIGEST);
+        Ok(fs::read_to_string(&path).map_err(CacheError::io("read", &path))?)
+    }
+
     fn used(path: PathBuf, lock: Lock<File>, fresh: bool) -> Entry {
         touch(&lock);
         Entry { path, fresh, hold: Arc::new(Hold { lock: Some(lock), copy: None }) }
@@ -318,6 +348,28 @@ mod tests {
             fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn a_files_digest_is_known_until_the_file_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "one").unwrap();
+        let digest = |hash: &dyn Fn() -> Result<String, CacheError>| cache.digest(&fs::metadata(&file).unwrap(), hash);
+        assert_eq!(digest(&|| Ok("aa".to_owned())).unwrap(), "aa");
+        assert_eq!(digest(&|| panic!("it is known")).unwrap(), "aa");
+        // Another file of that name, of the same size and age.
+        let other = dir.path().join("other");
+        fs::write(&other, "two").unwrap();
+        let age = fs::metadata(&file).unwrap().modified().unwrap();
+        File::options().write(true).open(&other).unwrap().set_modified(age).unwrap();
+        fs::rename(&other, &file).unwrap();
+        assert_eq!(digest(&|| Ok("bb".to_owned())).unwrap(), "bb");
+        let failed = || Err(CacheError::Untrusted(file.clone()));
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(digest(&failed).is_err());
+        assert_eq!(digest(&|| Ok("cc".to_owned())).unwrap(), "cc");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::Read;
 
+use crate::backend::jail::{own_executable, own_sha256};
+use crate::image::cache::{Cache, CacheError};
 use crate::report::{Host, Tool};
 
 /// Reads the host's description. `runner` is the name that CI gives the machine, if it does.
@@ -18,13 +20,20 @@ pub fn describe(runner: Option<String>) -> Host {
     }
 }
 
-/// This program: its version and the digest of the executable that runs.
+/// This program: its version and the digest of the executable that runs; the latter as it is kept in the cache, if there
+/// is one. That is as good as computing it: what this program says of itself is no evidence.
 ///
 /// # Errors
 /// If the executable cannot be read.
-pub fn tool() -> std::io::Result<Tool> {
-    let exe = fs::File::open("/proc/self/exe")?;
-    let sha256 = crate::evidence::proc::executable_sha256(&exe)?;
+pub fn tool(cache: Option<&Cache>) -> std::io::Result<Tool> {
+    let exe = own_executable()?;
+    let meta = exe.metadata()?;
+    let hash =
+        || own_sha256().map_err(|source| CacheError::Io { action: "read", path: "/proc/self/exe".into(), source });
+    let sha256 = match cache.map(|cache| cache.digest(&meta, hash)) {
+        Some(Ok(sha256)) => sha256,
+        Some(Err(_)) | None => own_sha256()?,
+    };
     Ok(Tool { version: env!("CARGO_PKG_VERSION").to_owned(), sha256 })
 }
 
@@ -77,7 +86,7 @@ mod tests {
         for field in [&host.runner, &host.kernel, &host.cpu, &host.virtualization] {
             assert!(!field.is_empty());
         }
-        assert_eq!(tool().unwrap().sha256.len(), 64);
+        assert_eq!(tool(None).unwrap().sha256.len(), 64);
     }
 
     #[test]

@@ -15,11 +15,12 @@ use tokio::task::JoinSet;
 use self::record::{refusal, refuse};
 use self::scratch::{Scratch, ScratchError, Swept};
 use crate::artifact::FileId;
-use crate::backend::Engines;
 use crate::backend::channel::{Cancel, CancelSignal};
+use crate::backend::{Backend, Engines};
 use crate::env::Env;
 use crate::exit::Exit;
 use crate::gate::Dispatched;
+use crate::image::cache::Cache;
 use crate::report::{Ci, PolicyRecord, Report, ReportOrigin, Staging, StepReport, Verdict};
 use crate::spec::{Policy, PolicyRefusal, Step};
 
@@ -150,8 +151,13 @@ impl Context {
 /// If there is no private place to work in, or the executable cannot be read.
 pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel) -> Result<Report, RunError> {
     let started_at = Timestamp::now();
-    // Every report names the executable's digest, and every worker's is compared with it. Known by the time it is needed.
-    let _ = std::thread::spawn(crate::backend::jail::own_sha256);
+    // Every report names the executable's digest. Known by the time it is needed; a worker's is compared with it, and then what
+    // the cache says is not enough.
+    let compared = job.steps.iter().any(|step| step.candidates().contains(&Backend::Wasm));
+    let tool = std::thread::spawn(move || {
+        let cache = if compared { None } else { Cache::kept(&Env::process()) };
+        host::tool(cache.as_ref())
+    });
     let request_sha256 = request_sha256(&job.steps, job.policy.as_ref().ok());
     let policy = policy_record(&job.policy);
     for leftover in clean(&job.state)?.failed {
@@ -186,7 +192,7 @@ pub async fn run(job: Job, events: mpsc::UnboundedSender<Event>, cancel: Cancel)
         verdict: if steps.is_empty() { Verdict::Skipped } else { Verdict::of(exit_code) },
         exit_code,
         origin: ReportOrigin::Local,
-        tool: host::tool().map_err(RunError::Executable)?,
+        tool: tool.join().unwrap_or_else(|_| host::tool(None)).map_err(RunError::Executable)?,
         policy,
         host: host::describe(job.runner),
         ci: job.ci,
@@ -248,7 +254,7 @@ pub fn without_result(
         verdict: Verdict::of(exit_code),
         exit_code,
         origin: ReportOrigin::Local,
-        tool: host::tool().map_err(RunError::Executable)?,
+        tool: host::tool(None).map_err(RunError::Executable)?,
         policy,
         host: host::describe(runner),
         ci,

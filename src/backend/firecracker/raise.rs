@@ -6,7 +6,7 @@
 //! the user's own groups still count for it.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -122,9 +122,7 @@ fn bind(source: &Path, at: &Path) -> io::Result<()> {
 fn copy(from: &OwnedFd, to: &Path) -> io::Result<()> {
     // By procfs, for a position of its own: the descriptor's is shared with the runner's.
     let mut from = File::open(format!("/proc/self/fd/{}", from.as_raw_fd()))?;
-    let mut bytes = Vec::new();
-    from.read_to_end(&mut bytes)?;
-    fs::write(to, bytes)?;
+    io::copy(&mut from, &mut File::create_new(to)?)?;
     fs::set_permissions(to, Permissions::from_mode(0o555))
 }
 

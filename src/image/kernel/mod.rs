@@ -17,7 +17,7 @@ pub use distro::COPY;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -216,18 +216,10 @@ struct Facts {
     release: Option<String>,
 }
 
-/// The digest of an installed kernel's file. It is kept under what the file system says of the file, the time of its last
-/// change among it, so that nothing is read at most starts: whoever can turn that back owns the host.
+/// The digest of an installed kernel's file.
 fn known_digest(file: &Path, cache: &Cache) -> Result<String, KernelError> {
-    let io = |source| KernelError::Io { file: file.to_owned(), source };
-    let meta = fs::metadata(file).map_err(io)?;
-    let said = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec());
-    let key = Digest::of(format!("file {FORMAT} {} {said:?}", file.display()).as_bytes()).to_string();
-    let entry = cache.entry("file", &key, |directory| {
-        let sha256 = Digest::of(&read(file)?).to_string();
-        store(directory, &[], &Facts { sha256, release: None })
-    })?;
-    Ok(facts(&entry)?.sha256)
+    let meta = fs::metadata(file).map_err(|source| KernelError::Io { file: file.to_owned(), source })?;
+    cache.digest(&meta, || Ok(Digest::of(&read(file)?).to_string()))
 }
 
 /// The bootable image out of a kernel's file, which has this digest.

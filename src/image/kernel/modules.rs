@@ -3,7 +3,6 @@
 //! Main type: [`Modules`]. It reads what `depmod` wrote beside the modules (modules.dep(5); `modules.builtin` names what the
 //! kernel has in itself) and works out the order from each module's own dependencies, not from how a line is sorted.
 
-use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -61,48 +60,55 @@ pub enum ModuleError {
     },
 }
 
-/// The lists of one installed kernel.
+/// The lists of one installed kernel. They name thousands, of which a few are looked for.
 #[derive(Debug)]
 pub struct Modules {
     directory: PathBuf,
-    /// By name: path below the directory, and the names of what it needs.
-    loadable: HashMap<String, (PathBuf, Vec<String>)>,
-    builtin: HashSet<String>,
+    /// A line for each that can be loaded: its path below the directory, a colon, and the paths of what it needs.
+    loadable: String,
+    /// A path in each line.
+    builtin: String,
 }
 
 impl Modules {
     /// Reads the lists of `/lib/modules/<release>`.
     ///
     /// # Errors
-    /// If `modules.dep` can't be read, or leads out of the directory.
+    /// If `modules.dep` can't be read.
     pub fn open(directory: &Path) -> Result<Self, ModuleError> {
         let list = |name: &str| {
             let file = directory.join(name);
             let bytes = read(&file, MAX_LIST)?;
-            let text = String::from_utf8(bytes)
-                .map_err(|_| ModuleError::Lists { file: file.clone(), what: "it is no text".to_owned() })?;
-            Ok((file, text))
+            String::from_utf8(bytes).map_err(|_| ModuleError::Lists { file, what: "it is no text".to_owned() })
         };
-        let (file, text) = list("modules.dep")?;
-        let mut loadable = HashMap::new();
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            let wrong = |what: String| ModuleError::Lists { file: file.clone(), what };
-            let (path, needs) =
-                line.split_once(':').ok_or_else(|| wrong(format!("a line without a colon, {line:?}")))?;
-            let path = PathBuf::from(path.trim());
-            if !path.components().all(|c| matches!(c, Component::Normal(_))) {
-                return Err(wrong(format!("{} leads out of the directory", path.display())));
-            }
-            let needs = needs.split_whitespace().map(|need| name(Path::new(need))).collect();
-            loadable.insert(name(&path), (path, needs));
-        }
+        let loadable = list("modules.dep")?;
         let builtin = match list("modules.builtin") {
-            Ok((_, text)) => text.lines().map(|line| name(Path::new(line.trim()))).collect(),
             // A kernel without any is told by what is missing.
-            Err(ModuleError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => HashSet::new(),
-            Err(e) => return Err(e),
+            Err(ModuleError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => String::new(),
+            list => list?,
         };
         Ok(Self { directory: directory.to_owned(), loadable, builtin })
+    }
+
+    fn wrong(&self, what: String) -> ModuleError {
+        ModuleError::Lists { file: self.directory.join("modules.dep"), what }
+    }
+
+    /// The line of one: its path, and the paths of what it needs.
+    fn find(&self, wanted: &str) -> Result<Option<(&Path, &str)>, ModuleError> {
+        for line in self.loadable.lines().filter(|line| !line.trim().is_empty()) {
+            let (path, needs) =
+                line.split_once(':').ok_or_else(|| self.wrong(format!("a line without a colon, {line:?}")))?;
+            if !is(path, wanted) {
+                continue;
+            }
+            let path = Path::new(path.trim());
+            if !path.components().all(|c| matches!(c, Component::Normal(_))) {
+                return Err(self.wrong(format!("{} leads out of the directory", path.display())));
+            }
+            return Ok(Some((path, needs)));
+        }
+        Ok(None)
     }
 
     /// Files of what is wanted and of what that needs, in the order in which they load: name and path.
@@ -118,23 +124,24 @@ impl Modules {
     }
 
     fn add(&self, name: &str, chosen: &mut Vec<(String, PathBuf)>, above: &mut Vec<String>) -> Result<(), ModuleError> {
-        if self.builtin.contains(name) || chosen.iter().any(|(known, _)| known == name) {
+        if self.builtin.lines().any(|path| is(path, name)) || chosen.iter().any(|(known, _)| known == name) {
             return Ok(());
         }
-        let Some((path, needs)) = self.loadable.get(name) else {
+        let Some((path, needs)) = self.find(name)? else {
             return Err(ModuleError::Missing { name: name.to_owned(), directory: self.directory.clone() });
         };
-        let lists = |what| ModuleError::Lists { file: self.directory.join("modules.dep"), what };
         if above.iter().any(|known| known == name) {
-            return Err(lists(format!("{name} needs itself, by way of {}", above.join(", "))));
+            return Err(self.wrong(format!("{name} needs itself, by way of {}", above.join(", "))));
         }
         if above.len() + chosen.len() >= MAX_MODULES {
-            return Err(lists(format!("{} needs more than {MAX_MODULES} modules", above.first().map_or(name, |n| n))));
+            return Err(
+                self.wrong(format!("{} needs more than {MAX_MODULES} modules", above.first().map_or(name, |n| n)))
+            );
         }
         above.push(name.to_owned());
         // depmod lists what has to be loaded first at the end.
-        for need in needs.iter().rev() {
-            self.add(need, chosen, above)?;
+        for need in needs.split_whitespace().rev() {
+            self.add(&name_of(need), chosen, above)?;
         }
         above.pop();
         chosen.push((name.to_owned(), self.directory.join(path)));
@@ -159,11 +166,22 @@ pub fn load(name: &str, file: &Path) -> Result<Module, ModuleError> {
     Ok(Module { name: name.to_owned(), content })
 }
 
-/// A module's name: its file's, less `.ko` and a compression, with `_` for `-` (as the kernel itself writes it).
-fn name(path: &Path) -> String {
-    let file = path.file_name().unwrap_or_default().to_string_lossy();
-    let stem = file.split_once(".ko").map_or(&*file, |(stem, _)| stem);
-    stem.replace('-', "_")
+/// A module's file's name, less `.ko` and a compression.
+fn stem(path: &str) -> &str {
+    let file = path.trim().rsplit('/').next().unwrap_or_default();
+    file.split_once(".ko").map_or(file, |(stem, _)| stem)
+}
+
+/// A module's name: as its file's, with `_` for `-` (as the kernel itself writes it).
+fn name_of(path: &str) -> String {
+    stem(path).replace('-', "_")
+}
+
+/// Whether that is the module's file.
+fn is(path: &str, name: &str) -> bool {
+    let plain = |byte: u8| if byte == b'-' { b'_' } else { byte };
+    let stem = stem(path);
+    stem.len() == name.len() && stem.bytes().map(plain).eq(name.bytes())
 }
 
 fn read(file: &Path, most: u64) -> Result<Vec<u8>, ModuleError> {
