@@ -27,7 +27,7 @@ const API_PATIENCE: Duration = Duration::from_secs(5);
 /// told from a slow one by this: the former takes minutes.
 const BOOT_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach the guest, at first. Each attempt is work for a guest that is booting, so they become
-/// rarer: after a time, a fortieth of it.
+/// rarer: after a time, a hundredth of it.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// Why a machine did not come up.

@@ -90,61 +90,69 @@ impl Modules {
         Ok(Self { directory: directory.to_owned(), loadable, builtin })
     }
 
-    fn wrong(&self, what: String) -> ModuleError {
-        ModuleError::Lists { file: self.directory.join("modules.dep"), what }
-    }
-
-    /// The line of one: its path, and the paths of what it needs.
-    fn find(&self, wanted: &str) -> Result<Option<(&Path, &str)>, ModuleError> {
-        for line in self.loadable.lines().filter(|line| !line.trim().is_empty()) {
-            let (path, needs) =
-                line.split_once(':').ok_or_else(|| self.wrong(format!("a line without a colon, {line:?}")))?;
-            if !is(path, wanted) {
-                continue;
-            }
-            let path = Path::new(path.trim());
-            if !path.components().all(|c| matches!(c, Component::Normal(_))) {
-                return Err(self.wrong(format!("{} leads out of the directory", path.display())));
-            }
-            return Ok(Some((path, needs)));
-        }
-        Ok(None)
-    }
-
     /// Files of what is wanted and of what that needs, in the order in which they load: name and path.
     ///
     /// # Errors
     /// If one is missing, or they need each other in a circle.
     pub fn choose(&self, wanted: &[&str]) -> Result<Vec<(String, PathBuf)>, ModuleError> {
-        let mut chosen = Vec::new();
-        for name in wanted {
-            self.add(name, &mut chosen, &mut Vec::new())?;
+        let mut choice = Choice {
+            directory: &self.directory,
+            loadable: Vec::new(),
+            builtin: self.builtin.lines().map(stem).collect(),
+            chosen: Vec::new(),
+        };
+        for line in self.loadable.lines().filter(|line| !line.trim().is_empty()) {
+            let Some((path, needs)) = line.split_once(':') else {
+                return Err(choice.wrong(format!("a line without a colon, {line:?}")));
+            };
+            choice.loadable.push((stem(path), path.trim(), needs));
         }
-        Ok(chosen)
+        for name in wanted {
+            choice.add(name, &mut Vec::new())?;
+        }
+        Ok(choice.chosen)
+    }
+}
+
+struct Choice<'a> {
+    directory: &'a Path,
+    /// File's name less its endings, path, and the paths of what it needs.
+    loadable: Vec<(&'a str, &'a str, &'a str)>,
+    /// Files' names less their endings.
+    builtin: Vec<&'a str>,
+    chosen: Vec<(String, PathBuf)>,
+}
+
+impl Choice<'_> {
+    fn wrong(&self, what: String) -> ModuleError {
+        ModuleError::Lists { file: self.directory.join("modules.dep"), what }
     }
 
-    fn add(&self, name: &str, chosen: &mut Vec<(String, PathBuf)>, above: &mut Vec<String>) -> Result<(), ModuleError> {
-        if self.builtin.lines().any(|path| is(path, name)) || chosen.iter().any(|(known, _)| known == name) {
+    fn add(&mut self, name: &str, above: &mut Vec<String>) -> Result<(), ModuleError> {
+        let there = |stem: &&str| is(stem, name);
+        if self.builtin.iter().any(there) || self.chosen.iter().any(|(known, _)| known == name) {
             return Ok(());
         }
-        let Some((path, needs)) = self.find(name)? else {
-            return Err(ModuleError::Missing { name: name.to_owned(), directory: self.directory.clone() });
+        let Some(&(_, path, needs)) = self.loadable.iter().find(|(stem, ..)| is(stem, name)) else {
+            return Err(ModuleError::Missing { name: name.to_owned(), directory: self.directory.to_owned() });
         };
+        if !Path::new(path).components().all(|c| matches!(c, Component::Normal(_))) {
+            return Err(self.wrong(format!("{path} leads out of the directory")));
+        }
         if above.iter().any(|known| known == name) {
             return Err(self.wrong(format!("{name} needs itself, by way of {}", above.join(", "))));
         }
-        if above.len() + chosen.len() >= MAX_MODULES {
-            return Err(
-                self.wrong(format!("{} needs more than {MAX_MODULES} modules", above.first().map_or(name, |n| n)))
-            );
+        if above.len() + self.chosen.len() >= MAX_MODULES {
+            let first = above.first().map_or(name, |n| n);
+            return Err(self.wrong(format!("{first} needs more than {MAX_MODULES} modules")));
         }
         above.push(name.to_owned());
         // depmod lists what has to be loaded first at the end.
         for need in needs.split_whitespace().rev() {
-            self.add(&name_of(need), chosen, above)?;
+            self.add(&stem(need).replace('-', "_"), above)?;
         }
         above.pop();
-        chosen.push((name.to_owned(), self.directory.join(path)));
+        self.chosen.push((name.to_owned(), self.directory.join(path)));
         Ok(())
     }
 }
@@ -169,18 +177,13 @@ pub fn load(name: &str, file: &Path) -> Result<Module, ModuleError> {
 /// A module's file's name, less `.ko` and a compression.
 fn stem(path: &str) -> &str {
     let file = path.trim().rsplit('/').next().unwrap_or_default();
-    file.split_once(".ko").map_or(file, |(stem, _)| stem)
+    let end = file.as_bytes().windows(3).position(|w| w == b".ko");
+    end.map_or(file, |end| &file[..end])
 }
 
-/// A module's name: as its file's, with `_` for `-` (as the kernel itself writes it).
-fn name_of(path: &str) -> String {
-    stem(path).replace('-', "_")
-}
-
-/// Whether that is the module's file.
-fn is(path: &str, name: &str) -> bool {
+/// Whether a file's name is the module's, which has `_` where a file may have `-` (as the kernel itself writes it).
+fn is(stem: &str, name: &str) -> bool {
     let plain = |byte: u8| if byte == b'-' { b'_' } else { byte };
-    let stem = stem(path);
     stem.len() == name.len() && stem.bytes().map(plain).eq(name.bytes())
 }
 
