@@ -191,6 +191,28 @@ fn several_steps_in_order_and_at_the_same_time() {
 }
 
 #[test]
+fn a_mount_is_relative_to_the_file_that_has_it_and_a_flags_to_where_one_is() {
+    if !backend("gvisor") {
+        return;
+    }
+    let place = Place::new();
+    place.write("project/src/x", "");
+    place.write("project/data/a", "the file's\n");
+    place.write("data/a", "the flag's\n");
+    place.write(
+        "project/plimsoll.yml",
+        "version: 1\nsteps:\n  - run: cat /data/a\n    artifact: src\n    sandbox:\n      backend: gvisor\n      mounts: [{path: data, at: /data}]\n",
+    );
+    let ran = reported(&place, place.run(&["run", "project/plimsoll.yml"]).run(), "passed", 0);
+    assert!(ran.stderr.contains("│ the file's"), "{}", ran.all());
+    let ran = place.run(&["run", "project/plimsoll.yml", "--mount", "data:/data"]).run();
+    assert!(reported(&place, ran, "passed", 0).stderr.contains("│ the flag's"));
+    let arguments = ["run", "--backend", "gvisor", "--artifact", "project/src", "--run", "cat /data/a"];
+    let ran = place.run(&arguments).args(["--mount", "./data:/data"]).run();
+    assert!(reported(&place, ran, "passed", 0).stderr.contains("│ the flag's"));
+}
+
+#[test]
 fn json_on_standard_error() {
     if !backend("wasm") {
         return;

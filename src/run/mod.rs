@@ -294,7 +294,7 @@ fn police(policy: &Result<Policy, PolicyRefusal>, step: &Step) -> Result<Step, B
     let refused = |error: &PolicyRefusal| {
         let mut report = record::blank(step);
         let help = error.help().unwrap_or_default();
-        refuse(&mut report, Exit::Refused, refusal("policy", "policy", crate::text::chain(error), &help));
+        refuse(&mut report, Exit::Refused, refusal("policy", error.reason(), crate::text::chain(error), &help));
         Box::new(report)
     };
     match policy {

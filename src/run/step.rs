@@ -55,6 +55,11 @@ pub async fn run(context: &Context, step: &Step, mut cancel: Cancel) -> StepRepo
     report
 }
 
+/// A path that leads to the same from every directory: boundaries are set up by processes that stand elsewhere.
+fn from_anywhere(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
 struct Attempt<'a> {
     context: &'a Context,
     step: &'a Step,
@@ -365,8 +370,13 @@ impl Attempt<'_> {
             scratch,
             bounds: payload::bounds(self.step),
             workspace: Some(ready.workspace.clone()),
-            rootfs,
-            mounts: self.step.mounts.iter().map(|m| (m.path.clone(), m.at.display().to_string())).collect(),
+            rootfs: rootfs.map(from_anywhere),
+            mounts: self
+                .step
+                .mounts
+                .iter()
+                .map(|m| (from_anywhere(m.path.clone()), m.at.display().to_string()))
+                .collect(),
             machine,
             module: ready.module.clone(),
             filesystem: payload::filesystem(self.step),
