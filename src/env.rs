@@ -45,11 +45,11 @@ variables! {
     Term = "TERM",
     /// Where `runsc` is looked for when neither a flag nor `PLIMSOLL_RUNSC` names it.
     Path = "PATH",
-    /// What `~` in a mount's path stands for, and where the cache is when `XDG_CACHE_HOME` is unset.
+    /// What `~` in a mount's path stands for, and where a plain user's cache is when `XDG_CACHE_HOME` is unset.
     Home = "HOME",
     /// Where the private directories of a plain user's runs are, below `plimsoll-<uid>/`; `/tmp` by default.
     TmpDir = "TMPDIR",
-    /// Where compiled WebAssembly, guest kernels and images are cached, below `plimsoll/`; `~/.cache` by default.
+    /// Where compiled WebAssembly, guest kernels and images are cached, below `plimsoll/`; `~/.cache` by default, `/var/cache` for root.
     XdgCacheHome = "XDG_CACHE_HOME",
     /// Where a user's WebAssembly runtimes are, below `plimsoll/wasm/`; `~/.local/share` by default.
     XdgDataHome = "XDG_DATA_HOME",

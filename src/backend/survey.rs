@@ -13,6 +13,7 @@ use super::cgroup::{Group, Limits};
 use super::{fix, sys};
 use crate::env::{self, Env};
 use crate::evidence::host::{Finding, Grade, posture};
+use crate::image::cache;
 
 /// Free space below which unpacking and images soon fail, bytes.
 const LITTLE: u64 = 2 << 30;
@@ -28,9 +29,9 @@ const ROOT_SOCKETS: [&str; 5] = [
 const SECRET_WORDS: [&str; 8] =
     ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "PRIVATE_KEY", "CREDENTIAL"];
 
-/// Looks at this host, as this user.
+/// Looks at this host, as this user, whose runs have their private directories in `state`.
 #[must_use]
-pub fn survey(env: &Env) -> Vec<Finding> {
+pub fn survey(env: &Env, state: &Path) -> Vec<Finding> {
     let root = rustix::process::geteuid().is_root();
     let host = Path::new("/");
     let mut found = posture();
@@ -39,8 +40,8 @@ pub fn survey(env: &Env) -> Vec<Finding> {
     found.push(user_namespaces(host, root));
     found.push(landlock(sys::landlock_version()));
     found.push(temporary(&env.temp_dir()));
-    found.push(space("state-space", &env.temp_dir()));
-    found.extend(env.cache_dir().map(|cache| space("cache-space", &cache)));
+    found.push(space("state-space", state));
+    found.extend(cache::base(env).map(|cache| space("cache-space", &cache)));
     found.push(root_sockets(host, root));
     found.push(secrets(env::names()));
     found
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn every_finding_that_is_not_good_says_what_to_do() {
-        let found = survey(&Env::process());
+        let found = survey(&Env::process(), Path::new("/tmp"));
         assert!(found.len() >= 12);
         let mut ids: Vec<_> = found.iter().map(|f| f.id).collect();
         ids.sort_unstable();

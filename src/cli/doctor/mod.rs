@@ -112,7 +112,7 @@ pub fn doctor(args: &DoctorArgs, common: &CommonArgs, env: &Env) -> Result<Exit,
         }
         Ok(())
     })?;
-    let mut findings = survey::survey(env);
+    let mut findings = survey::survey(env, &run::state_dir(env));
     findings.extend(rows.iter().find_map(Row::jailer));
     let mut out = Log::data();
     if args.json {
