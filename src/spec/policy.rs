@@ -84,6 +84,15 @@ pub enum PolicyRefusal {
         #[source]
         source: std::io::Error,
     },
+    /// The record of installed engines is damaged.
+    #[error("the record of installed engines, {}, is malformed", shown_path(file))]
+    Engines {
+        /// Its path.
+        file: PathBuf,
+        /// Where and how.
+        #[source]
+        source: serde_json::Error,
+    },
     /// Somebody other than root could have written the policy, or it is no regular file.
     #[error("the policy {} can't be trusted: {reason}", shown_path(file))]
     Untrusted {
@@ -129,7 +138,7 @@ impl PolicyRefusal {
         match self {
             PolicyRefusal::Unreadable { .. } => "policy-unreadable",
             PolicyRefusal::Untrusted { .. } => "policy-untrusted",
-            PolicyRefusal::Malformed(_) => "policy-malformed",
+            PolicyRefusal::Malformed(_) | PolicyRefusal::Engines { .. } => "policy-malformed",
             PolicyRefusal::Step(_) => "not-allowed",
         }
     }
@@ -146,6 +155,9 @@ impl PolicyRefusal {
                 shown_path(file)
             )),
             PolicyRefusal::Malformed(error) => error.help(),
+            PolicyRefusal::Engines { file, .. } => {
+                Some(format!("remove {}, and set up the engines again (`plimsoll setup …`)", shown_path(file)))
+            }
             PolicyRefusal::Step(_) => {
                 Some("change the step, or ask the owner of this runner; a step can only tighten the policy".to_owned())
             }
@@ -267,8 +279,8 @@ pub struct RecordedEngine {
 /// The digests in that file; none if it isn't there.
 fn recorded(file: &Path, trust: &Trust) -> Result<BTreeSet<Sha256Digest>, PolicyRefusal> {
     let Some(bytes) = trust::read(file, trust)? else { return Ok(BTreeSet::new()) };
-    let recorded: Recorded = serde_json::from_slice(&bytes)
-        .map_err(|e| PolicyRefusal::Unreadable { file: file.to_owned(), source: e.into() })?;
+    let recorded: Recorded =
+        serde_json::from_slice(&bytes).map_err(|source| PolicyRefusal::Engines { file: file.to_owned(), source })?;
     Ok(recorded.engines.into_iter().map(|engine| engine.sha256).collect())
 }
 

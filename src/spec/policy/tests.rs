@@ -414,6 +414,18 @@ fn a_policy_that_is_no_regular_file_is_refused() {
 }
 
 #[test]
+fn a_damaged_record_of_engines_is_told_from_a_policy() {
+    let root = Root::new();
+    std::fs::write(root.path("etc/plimsoll/engines.json"), "{").unwrap();
+    root.mode("etc/plimsoll/engines.json", 0o644);
+    let error =
+        recorded(Path::new(ENGINES_FILE), &Trust::for_test(root.directory.path(), Some(root.owner))).unwrap_err();
+    assert_eq!(error.reason(), "policy-malformed");
+    assert!(crate::text::chain(&error).contains("engines.json, is malformed: EOF"), "{error:?}");
+    assert!(error.help().unwrap().contains("set up the engines again"));
+}
+
+#[test]
 fn a_policy_that_this_user_cannot_read_is_refused() {
     if rustix::process::getuid().is_root() {
         println!("skipped: root reads everything; a plain user's run of the tests covers it");
