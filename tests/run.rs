@@ -213,6 +213,26 @@ fn a_mount_is_relative_to_the_file_that_has_it_and_a_flags_to_where_one_is() {
 }
 
 #[test]
+fn an_earlier_report_is_gone_where_the_flags_are_not_understood() {
+    let place = Place::new();
+    for (directory, flags) in [
+        ("plimsoll-report", vec!["--memry", "1"]),
+        ("mine", vec!["--report-dir", "mine", "--nonsense"]),
+        ("mine", vec!["--jobs", "0", "--report-dir=mine"]),
+    ] {
+        // A run that fails early writes a report all the same.
+        place.run(&["run", "nowhere.yml", "--report-dir", directory]).run().exits(2);
+        let report = place.path(directory).join("report.json");
+        assert!(report.exists());
+        place.run(&[&["run"], &flags[..]].concat()).run().exits(2);
+        assert!(!report.exists(), "{flags:?}");
+    }
+    place.write("others/report.json", "{}");
+    place.run(&["run", "--report-dir", "others", "--nonsense"]).run().exits(2);
+    assert!(place.path("others/report.json").exists(), "it is not plimsoll's");
+}
+
+#[test]
 fn json_on_standard_error() {
     if !backend("wasm") {
         return;

@@ -232,12 +232,35 @@ fn not_understood(env: &Env, error: &clap::Error, arguments: &[OsString]) -> Exi
             log.line(&failure::annotation(first, None, None, None));
         }
     }
+    discard_report(arguments);
     if arguments.iter().any(|a| a == "--github-output") {
         // The flags that name the directories were not understood either.
         let (report, outputs) = (session::REPORT_DIR.as_ref(), session::OUTPUTS_DIR.as_ref());
         let _ = output::github::Outputs::without_report(Exit::Usage, report, outputs).write(env);
     }
     Exit::Usage
+}
+
+/// An earlier run's report is none of a run that did not come about. The flag that names it is looked for as well as that goes.
+fn discard_report(arguments: &[OsString]) {
+    const FLAG: &str = "--report-dir";
+    let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
+    let command = words.find(|word| !word.starts_with('-'));
+    if !command.is_some_and(|command| command == "run" || command == "shell") {
+        return;
+    }
+    let mut directory = session::REPORT_DIR.to_owned();
+    while let Some(word) = words.next() {
+        match word.strip_prefix(FLAG) {
+            Some("") => directory = words.next().map_or(directory, |value| value.into_owned()),
+            Some(value) if value.starts_with('=') => directory = value[1..].to_owned(),
+            _ => {}
+        }
+    }
+    // Claimed it is emptied, if plimsoll wrote it; what others wrote is left alone.
+    if std::path::Path::new(&directory).exists() {
+        drop(crate::report::ReportDir::claim(directory.as_ref()));
+    }
 }
 
 /// An async runtime for the commands that run boundaries.
